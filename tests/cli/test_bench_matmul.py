@@ -18,7 +18,6 @@ from test_documented import members, page, section
 
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 import bench_kernels_bitsandbytes as peer  # noqa: E402
-import gpu_page  # noqa: E402
 import make_performance as performance  # noqa: E402
 
 SHIM = os.environ.get("BENCH_MATMUL_SHIM", os.path.join(ROOT, "build", "bench_matmul_shim"))
@@ -391,54 +390,6 @@ class Page(QconvCase):
         self.ours["device"]["name"] = "CPU shim sm_90"
         with self.assertRaises(SystemExit):
             self.lines(a=self.ours)
-
-    def test_an_old_roof_is_replaced(self):
-        """From before qconv measured it; the compute side of the roof stays."""
-        self.ours["kernels"] = [{"name": "nf4", "gbps": {"median": 560.0, "p10": 1.0, "p90": 1.0, "samples": 9},
-                                 "of_copy": 2.0}]
-        self.ours["roof"]["copy_gbps"]["median"] = 280.0
-        def point(access, gbps):
-            return {"access": access, "bytes_under_way": 4096, "gbps": {"median": gbps, "p25": gbps, "p75": gbps}}
-        ceilings = {"command": "ceilings", "device": self.ours["device"], "commit": "abcdef0123", "bulk": [], "l2": [],
-                    "memory": [point("copy", 700.0), point("read", 900.0), point("read", 1000.0)], "rates": [], "decode": [], "launch": []}
-        judged, old = gpu_page.with_roof(self.ours, ceilings)
-        self.assertTrue(old)
-        self.assertEqual((judged["kernels"][0]["of_copy"], judged["kernels"][0]["of_roof"]), (0.8, 0.56))
-        tflops = judged["roof"]["gemm_tflops"]["median"]
-        for row in judged["rows"]:
-            floor = max(row["bytes"] / 1e6, 2 * row["m"] * row["n"] * row["k"] / tflops / 1e6)
-            self.assertAlmostEqual(row["of_roof"], floor / 12.5)
-        text = self.lines(a=self.ours, b=ceilings)
-        self.assertIn("Shares here are of the 1000 GB/s", text)
-        self.assertIn("| nf4 | 560 | 1.00 to 1.00 | 80% | 56% |", text)
-        self.ours["roof"]["memory_gbps"] = 5.0
-        self.assertEqual(gpu_page.with_roof(self.ours, ceilings), (self.ours, False))
-
-    def test_forced_kernels(self):
-        at = self.ours["rows"][0]
-        size = {"scheme": "nf4", "n": at["n"], "k": at["k"]}
-        paths = {"command": "paths", "device": self.ours["device"], "ran": ["bench_matmul --path a"], "commit": "abcdef0123",
-                 "earlier_ran": "bench_matmul", "earlier_commit": "fedcba9876",
-                 "rows": [dict(size, m=at["m"], path="wgmma", us=[5.0]),
-                          dict(size, m=16, path="wgmma", us=[30.0, 40.0])],
-                 "earlier": [dict(size, m=16, path="mma-16816", us=[20.0]), dict(size, m=32, path="wgmma", us=[1.0])]}
-        at["path"] = "mma-16816"  # the others have one that is none of qconv's
-        text = self.lines(a=self.ours, p=paths)
-        name = "| nf4 | %d x %d |" % (at["n"], at["k"])
-        cublas = at["dense_us"]["median"] / 5
-        self.assertIn("%s %d | 12.5 | **5** | - | %.2fx |" % (name, at["m"], cublas), text)
-        self.assertIn("%s 16 | **20** | 30 to 40 | - |" % name, text)
-        self.assertNotIn("%s 32 |" % name, text)
-
-    def test_the_least_beside_a_peer(self):
-        def peer_row(m, us, scheme="bitsandbytes"):
-            return {"layer": "a", "n": 8, "k": 8, "m": m, "scheme": scheme, "us": {"median": us}}
-        ours = {(8, 8, m, "nf4"): 10.0 for m in (1, 64, 256)}
-        theirs = {"rows": [peer_row(1, 30.0), peer_row(64, 15.0), peer_row(256, 5.0), peer_row(1, 1.0, "dequantize"),
-                           peer_row(512, 1.0)]}
-        self.assertIn("Least: up to 64 rows 1.50x (a, M = 64); above 0.50x (a, M = 256).",
-                      performance.kernel_targets.least_peer(ours, theirs))
-        self.assertIsNone(performance.kernel_targets.least_peer({}, theirs))
 
 if __name__ == "__main__":
     unittest.main()
