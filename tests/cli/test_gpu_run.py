@@ -22,11 +22,9 @@ from unittest import mock
 from qconv_case import ROOT, SANITIZED, QconvCase
 
 sys.path.insert(0, os.path.join(ROOT, "bench"))
-import bench_kernels_bitsandbytes  # noqa: E402
 import gpu_runner  # noqa: E402
 import gpu_steps  # noqa: E402
 import keep_gpu_results  # noqa: E402
-from test_bench_matmul import MadeUpGpu  # noqa: E402
 
 WORDS = ("first", "second")
 MOST_FILES = 8
@@ -152,37 +150,38 @@ class GpuRun(Case):
     def test_without_a_gpu(self):
         for word in WORDS:
             results = self.path(word)
-            code, said = self.gpu_run(word, results)
+            code, said = self.gpu_run(word, OUT=results)
             count = len(gpu_steps.CALLS[word])
             self.assertEqual(code, 77, said)
             self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all %d steps of the %s "
                           "call were left out, nothing was measured" % (count, word),
                           said.splitlines()[-1])
             s = self.result("summary.json", results)
-            self.assertEqual([x["step"] for x in s["steps"]],
-                             [name for name, _, _ in gpu_steps.CALLS[word]])
-            self.assertEqual({x["rc"] for x in s["steps"]}, {77})
+            self.assertEqual([(x["step"], x["rc"]) for x in s["steps"]],
+                             [(name, 77) for name, _, _ in gpu_steps.CALLS[word]])
             self.assertEqual((s["passed"], s["failed"], s["left_out"], s["complete"], s["running"]),
                              (0, 0, count, True, None))
-            self.assertEqual(os.listdir(self.work), ["logs"])
             self.assertEqual(sorted(os.listdir(results)), ["logs.tar.gz", "summary.json"])
 
-    def test_results_from_the_environment(self):
-        code, _ = self.gpu_run("first", OUT=self.results)
-        self.assertEqual(code, 77)
-        code, said = self.gpu_run("first", OUT=self.results)
-        self.assertEqual(code, 2)
-        self.assertIn("has results of an earlier call", said)
-        self.assertEqual(self.gpu_run("second")[0], 77)
-        self.assertTrue(os.path.exists(self.path("gpu-results", "second", "summary.json")))
-
-    def test_usage(self):
-        for args in [(), ("--bogus",), ("results",), ("first", "a", "b"), ("first", "second"),
-                     ("--fetch",), ("--debs",), ("third",)]:
+    def test_words(self):
+        self.assertEqual(self.gpu_run("first")[0], 77)
+        os.mkdir(self.path("debs"))
+        self.script("bin/pkg-config", "#!/bin/sh\nexit 1\n")
+        for args, words in (((), "usage:"), (("--bogus",), "usage:"), (("first", "a", "b"), "usage:"),
+                            (("first", "second"), "usage:"), (("--fetch",), "usage:"), (("--debs",), "usage:"),
+                            (("third",), "first|second"),
+                            (("first",), "has results of an earlier call"),
+                            (("--debs", "debs", "second"), "there are no .deb files in")):
             code, said = self.gpu_run(*args)
             self.assertEqual(code, 2, args)
-            self.assertIn("usage:", said)
-            self.assertIn("first|second", said)
+            self.assertIn(words, said)
+
+    def test_layers(self):
+        """As many as the time, the disk and the memory have room for."""
+        for make, convert, disk, want in ((0.01, 0.01, 1 << 40, 16), (30, 60, 1 << 40, 1), (5, 0.1, 1 << 40, 4),
+                                          (0.1, 1.5, 1 << 40, 4), (0.1, 0.1, 3 * 3 * (436 << 20), 3)):
+            for spaces in ((disk, 1 << 40), (1 << 40, disk)):
+                self.assertEqual(gpu_steps.layers_for(make, convert, 20, 120, *spaces), want)
 
     def test_budgets(self):
         for word, steps in gpu_steps.CALLS.items():
@@ -204,18 +203,6 @@ class GpuRun(Case):
             line = next(s for s in page.splitlines() if "--debs debs %s " % word in s)
             self.assertEqual(set(re.findall(r"`(\w+\.[\w.]+)`", line)), set(files), word)
 
-    def test_layers(self):
-        rng = random.Random(5)
-        for _ in range(2000):
-            make, convert = rng.uniform(0.01, 30), rng.uniform(0.01, 60)
-            disk, memory = rng.randrange(1 << 38), rng.randrange(1 << 38)
-            n = gpu_steps.layers_for(make, convert, 20, 120, disk, memory)
-            self.assertTrue(1 <= n <= 16)
-            fits = [k * make <= 20 and k * convert * 12 * 1.5 <= 120 and
-                    3 * k * (436 << 20) <= min(disk, memory) for k in (n, n + 1)]
-            self.assertTrue(n == 1 or fits[0], (make, convert, disk, memory, n))
-            self.assertTrue(n == 16 or not fits[1], (make, convert, disk, memory, n))
-
     def test_a_model_of_as_many_layers_as_there_is_time_for(self):
         env = self.stand_in()
         del env["QC_RUN_SHIM"]
@@ -234,7 +221,7 @@ class GpuRun(Case):
         ended = {}
         for word in WORDS:
             results = self.path(word)
-            code, said = self.gpu_run(word, results, **env)
+            code, said = self.gpu_run(word, results, STREAM_EXITS="1", **env)
             self.assertEqual(code, 1, said)
             s = self.result("summary.json", results)
             ended[word] = {x["step"]: x["rc"] for x in s["steps"]}
@@ -242,14 +229,14 @@ class GpuRun(Case):
                           (s["passed"], s["failed"], s["left_out"]), said)
             self.assertLessEqual(set(os.listdir(results)), set(gpu_steps.FILES[word]))
         self.assertEqual(ended, {
-            "first": {"machine": 0, "build": 77, "hardware": 0, "smoke": 0, "bench": 4, "packed": 4, "tests": 3,
+            "first": {"machine": 0, "build": 77, "hardware": 0, "smoke": 1, "bench": 4, "packed": 4, "tests": 3,
                       "ceilings": 0, "sanitizers": 3, "profiles": 0},
             "second": {"machine": 0, "build": 77, "hardware": 0, "model": 0, "convert": 4, "load": 0,
                        "validate": 0, "plan": 0, "groups": 4,
                        "bitsandbytes": 77, "sanitizers": 3}})
         self.results = self.path("first")
         self.assertEqual([(p["name"], p["rc"]) for p in self.row("smoke")["parts"]],
-                         [("gemv", 0), ("stream", 0), ("tiles", 77)])
+                         [("gemv", 0), ("stream", 1), ("tiles", 77)])
         self.assertEqual(len(self.result("bench.json")["rows"]), 3)
         self.assertEqual({p["name"] for p in self.row("sanitizers")["parts"]},
                          {"%s-shim_%s" % (t, k) for t in ("racecheck", "memcheck")
@@ -279,23 +266,18 @@ class GpuRun(Case):
     def test_results_are_kept(self):
         env = self.stand_in()
         os.mkdir(self.path("kept"))
-        self.gpu_run("first", self.results, QCONV_COMMIT="one", QC_RUN_STEPS="hardware,smoke,bench,ceilings,tests",
-                     **env)
+        self.gpu_run("first", self.results, QCONV_COMMIT="one", QC_RUN_STEPS="smoke,bench,ceilings,tests", **env)
         steps = self.keep(self.results, "--note", "tests", "as was to be expected")
         self.assertEqual(list(steps), ["smoke", "bench", "tests", "ceilings"])
         self.assertEqual({k: v for k, v in steps["tests"].items() if k != "seconds"}, {
             "commit": "one", "passed": 2, "left_out": 1, "failed": ["shim_tiles"], "note": "as was to be expected"})
-        # A later call replaces what it has, and nothing else.
-        self.script("build/shim_tiles", "#!/bin/sh\n")
-        self.gpu_run("first", self.path("later"), QCONV_COMMIT="two", QC_RUN_STEPS="tests", **env)
+        # A later call replaces what it has, and nothing else; figures name no places.
+        self.gpu_run("second", self.path("later"), QCONV_COMMIT="two", QC_RUN_STEPS="model,convert", **env)
         steps = self.keep(self.path("later"))
-        self.assertEqual((steps["tests"]["commit"], steps["tests"]["failed"], "note" in steps["tests"]),
-                         ("two", [], False))
-        self.assertEqual(steps["smoke"]["commit"], "one")
-        self.gpu_run("second", self.path("more"), QCONV_COMMIT="two", QC_RUN_STEPS="model,convert", **env)
-        self.assertIn("nf4 absmax none", self.keep(self.path("more"))["convert"]["figures"])
-        with open(self.path("kept", "gpu-x-bench.json")) as f:
-            self.assertEqual(json.load(f)["commit"], "one")
+        self.assertEqual((steps["smoke"]["commit"], steps["convert"]["commit"]), ("one", "two"))
+        self.assertIn("nf4 absmax none", steps["convert"]["figures"])
+        self.assertEqual(keep_gpu_results.without_paths({"nf4": {"path": "/x", "kl": 0.5}, "runs": [1]}),
+                         {"nf4": {"kl": 0.5}, "runs": [1]})
         self.assertEqual(sorted(os.listdir(self.path("kept"))),
                          ["gpu-x-%s.json" % k for k in ("bench", "ceilings", "run")])
         with self.assertRaisesRegex(SystemExit, "there is no step 'x': smoke, bench"):
@@ -304,17 +286,6 @@ class GpuRun(Case):
         self.gpu_run("first", self.path("none"))
         with self.assertRaisesRegex(SystemExit, "measured on no GPU"):
             self.keep(self.path("none"))
-
-    def test_kept_figures_name_no_places(self):
-        self.assertEqual(keep_gpu_results.without_paths({"nf4": {"cuda": {"path": "/x", "kl": 0.5, "device": "cpu"}},
-                                                         "runs": [1, 2], "apart": []}),
-                         {"nf4": {"cuda": {"kl": 0.5, "device": "cpu"}}, "runs": [1, 2], "apart": []})
-
-    def test_a_kernel_that_fails_leaves_the_others(self):
-        code, _ = self.gpu_run("first", self.results, QC_RUN_STEPS="smoke", STREAM_EXITS="1",
-                               **self.stand_in())
-        self.assertEqual((code, self.row("smoke")["rc"]), (1, 1))
-        self.assertEqual([p["rc"] for p in self.row("smoke")["parts"]], [0, 1, 77])
 
     def test_time_limits(self):
         env = self.stand_in()
@@ -336,18 +307,6 @@ class GpuRun(Case):
         self.assertLess(time.monotonic() - begin, 20)
         suite = ET.parse(os.path.join(self.results, "gpu_tests.xml")).getroot()
         self.assertEqual({c.find("failure").get("message") for c in suite}, {"ran into its limit"})
-
-    def test_a_file_is_replaced_at_once(self):
-        self.write("f", "old")
-        with mock.patch.object(os, "replace", side_effect=KeyboardInterrupt), \
-                self.assertRaises(KeyboardInterrupt):  # killed before that
-            gpu_runner.replace(self.path("f"), b"new")
-        with open(self.path("f")) as f:
-            self.assertEqual(f.read(), "old")
-        gpu_runner.replace(self.path("f"), b"new")
-        with open(self.path("f")) as f:
-            self.assertEqual(f.read(), "new")
-        self.assertEqual(sorted(os.listdir(self.dir)), ["bin", "f"])
 
     def test_sizes(self):
         """A result that is too large is removed, and the summary says so; logs keep their ends."""
@@ -473,25 +432,6 @@ class GpuRun(Case):
         self.assertEqual(row["rc"], 77, self.log("bitsandbytes"))
         self.assertIn("bitsandbytes 0.1 has no gemm_4bit", row["why"])
 
-    def test_the_peer_writes_each_point(self):
-        args = bench_kernels_bitsandbytes.parse(["--m", "1,16", "--rounds", "2", "--output",
-                                                 self.path("peer.json")])
-        point, count = bench_kernels_bitsandbytes.point, 0
-
-        def dies(*arguments):
-            nonlocal count
-            count += 1
-            if count == 3:
-                raise KeyboardInterrupt
-            return point(*arguments)
-
-        with mock.patch.object(bench_kernels_bitsandbytes, "point", dies), \
-                contextlib.redirect_stderr(io.StringIO()), self.assertRaises(KeyboardInterrupt):
-            bench_kernels_bitsandbytes.measure(MadeUpGpu(), args)
-        with open(self.path("peer.json")) as f:
-            r = json.load(f)
-        self.assertEqual((r["complete"], [row["m"] for row in r["rows"]]), (False, [1, 1, 16, 16]))
-
     # ---- a bare machine ----
 
     def test_libraries_for_our_own_programs_alone(self):
@@ -577,13 +517,6 @@ class GpuRun(Case):
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(r.returncode, 0, r.stdout)
 
-    def test_packages_that_are_not_there(self):
-        self.script("bin/pkg-config", "#!/bin/sh\nexit 1\n")
-        os.mkdir(self.path("debs"))
-        code, said = self.gpu_run("--debs", self.path("debs"), "first", self.results)
-        self.assertEqual(code, 2, said)
-        self.assertIn("there are no .deb files in", said)
-
     @unittest.skipUnless(shutil.which("dpkg-deb"), "no dpkg-deb")
     def test_packages_that_were_carried(self):
         """The build and our own programs see them, a tool does not."""
@@ -639,22 +572,6 @@ class GpuRun(Case):
 class OnTheShim(Case):
     """Our own programs, with kernels that run on the CPU."""
 
-    @unittest.skipUnless(os.environ.get("GPU_LOAD_SHIM"), "run by ctest")
-    def test_the_loader_on_the_shim(self):
-        model = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
-        for compress in ("none", "zstd"):
-            self.ok("-q", "--to", "nf4", "--compress", compress, model, self.path(compress))
-            r = subprocess.run([os.environ["GPU_LOAD_SHIM"], "--rounds", "2", "--threads", "2",
-                                self.path(compress)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               timeout=60)
-            self.assertEqual(r.returncode, 0, r.stderr)
-            got = json.loads(r.stdout)
-            with open(self.path(compress, "qconv.json")) as f:
-                m = json.load(f)
-            self.assertEqual(got["bytes"], sum(s["content_bytes"] - s["header_bytes"]
-                                               for s in m["shards"]))
-            self.assertEqual([len(got[k]) for k in ("gpu", "host", "copy")], [2, 2, 1])
-
     @unittest.skipUnless(os.environ.get("CEILINGS_SHIM"), "run by ctest")
     def test_the_ceilings_on_the_shim(self):
         def run(devices, *args):
@@ -677,33 +594,15 @@ class OnTheShim(Case):
             # Every point once: by access, loads ahead and warps.
             points = [(r["access"], r["loads_ahead"], r["warps"]) for r in got["memory"]]
             self.assertEqual(len(set(points)), len(points))
-            self.assertIn(("read", 8, 8), points)
-            self.assertTrue(all(r["bytes_under_way"] == r["warps"] * 512 * r["loads_ahead"]
-                                for r in got["memory"] if r["access"] == "ring"))
-        self.assertEqual(names[90, "memory"] - names[70, "memory"], {"ring", "fragment 8 L2 128"})
-        self.assertEqual(names[90, "rates"] ^ names[70, "rates"],
-                         {"mma.m16n8k16", "cvt.rn.f16x2.f32", "mma.m8n8k4"})
-        self.assertEqual({n for n in names[70, "decode"] if "mma" in n},
-                         {"pairs x32 mma 884", "pairs x32 PRMT mma 884", "int8 mma 884"})
-        self.assertEqual((names[70, "bulk"], names[90, "bulk"]), (set(), {"bulk"}))
-        self.assertIn("graph, early", names[90, "launch"])
-        self.assertNotIn("graph, early", names[70, "launch"])
-        self.assertEqual(run("none").returncode, 5)
-        for wrong in (("--rounds", "2"), ("--rounds",), ("--bogus", "1")):
-            self.assertEqual(run("sm_90:2:64MiB", *wrong).returncode, 2, wrong)
-        # Each group is in the file when it has been measured; the file is whole at any moment.
-        p = subprocess.Popen([os.environ["CEILINGS_SHIM"], "--small", "--rounds", "3", "--output",
-                              self.path("x.json")], env=dict(os.environ, QC_SHIM_DEVICES="sm_90:2:64MiB"))
-        while not os.path.exists(self.path("x.json")) and p.poll() is None:
-            time.sleep(0.01)
-        with open(self.path("x.json")) as f:
-            first = json.load(f)
-        p.kill()
-        p.wait()
-        self.assertTrue(first["memory"])
-        self.assertEqual(first["launch"], [])
-        r = run("sm_90:2:64MiB", "--output", self.path("missing", "x.json"))
-        self.assertEqual((r.returncode, r.stdout), (1, ""))
+        for group, only in (("memory", {"ring", "fragment 8 L2 128"}), ("bulk", {"bulk"}), ("rates", {"mma.m16n8k16", "cvt.rn.f16x2.f32"}),
+                            ("launch", {"graph, early", "stream, early", "gap in a graph, early"})):
+            self.assertEqual(names[90, group] - names[70, group], only)
+        self.assertEqual(names[70, "rates"] - names[90, "rates"], {"mma.m8n8k4"})
+        missing = self.path("missing", "x.json")
+        for devices, args, code in (("none", (), 5), ("sm_90:2:64MiB", ("--rounds", "2"), 2),
+                                    ("sm_90:2:64MiB", ("--rounds",), 2), ("sm_90:2:64MiB", ("--bogus", "1"), 2),
+                                    ("sm_90:2:64MiB", ("--output", missing), 1)):
+            self.assertEqual(run(devices, *args).returncode, code, args)
 
     @unittest.skipIf(SANITIZED or not os.environ.get("QCONV_SHIM"), "run by ctest, where it is quick")
     def test_rehearsal(self):
