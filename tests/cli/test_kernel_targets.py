@@ -33,8 +33,7 @@ def result(sm, ratio_of, gbps=3000.0):
 
 FAST = ("nf4", "28672 x 8192, 8192 x 28672", "1 to 8")
 SQUARE = ("nf4", "8192 x 8192", "1 to 8")
-ALL_INT8 = ("int8", "each of the four", "1 to 16")
-BANDWIDTH = ("nf4", "28672 x 8192, 8192 x 28672: of the best rate of memory", "1 to 8")
+MANY = ("nf4", "each of the four", "1024")
 A_LAYER = ("nf4", "one decoder layer", "16")
 
 
@@ -43,44 +42,29 @@ def rows_of(r):
 
 
 class Targets(unittest.TestCase):
+    """What is not on docs/performance.md, which lint_performance compares with the H200's results."""
+
     def test_rows(self):
-        """The least ratio counts, and points that are missing are counted; whole layers are those measured."""
-        def slow(scheme, n, k, m):
-            return 2.5 if (n, k, m) == (8192, 28672, 8) and scheme == "nf4" else 3.5
+        def ratio(scheme, n, k, m):
+            return None if (n, k, m) == (8192, 28672, 8) else 2.5 if (n, k, m) == (28672, 8192, 1) else 3.5
 
-        def missing(scheme, n, k, m):
-            return None if (n, k, m) == (8192, 28672, 8) else 3.5
-
-        one = result(90, lambda *_: 1.0)
         given = result(90, lambda s, n, k, m: 3.0 if n == 28672 else 1.0)  # 2 of 7 weights are 3 times as fast
         given["layers"] = []
         without = result(90, lambda *_: None)
-        for r, key, want in ((result(90, slow), FAST, ("3.30x", "2.50x", "0.76 of it")),
-                             (result(90, slow), SQUARE, ("3.00x", "3.50x", "yes")),
-                             (result(90, slow), ALL_INT8, ("1.70x", "3.50x", "yes")),
-                             (result(90, missing), FAST, ("3.30x", "3.50x", "yes (7 of 8 points)")),
-                             (result(90, missing), SQUARE, ("3.00x", "3.50x", "yes")),
-                             (one, A_LAYER, ("3.20x", "3.00x", "0.94 of it")),
-                             (one, A_LAYER[:2] + ("64",), ("2.00x", "1.50x", "0.75 of it")),
-                             (one, A_LAYER[:2] + ("32",), None),  # was not measured
+        for r, key, want in ((result(90, ratio), FAST, ("3.30x", "2.50x", "0.76 of it (7 of 8 points)")),
+                             (result(90, ratio), SQUARE, ("3.00x", "3.50x", "yes")),
+                             (result(90, ratio), A_LAYER, ("3.20x", "3.00x", "0.94 of it")),
                              (given, A_LAYER, ("3.20x", "1.57x", "0.49 of it")),
-                             (one, BANDWIDTH, ("85%", "75%", "0.88 of it")),
-                             (result(90, lambda *_: 1.0, gbps=3600.0), BANDWIDTH, ("85%", "90%", "yes")),
                              (without, SQUARE, None)):
             self.assertEqual(rows_of(r).get(key), want, key)
-        given["rows"] = [x for x in given["rows"] if x["n"] != 1024]
-        self.assertNotIn(A_LAYER, rows_of(given))
         self.assertEqual(targets.series(without, "nf4"), {})
-
-    def test_architectures(self):
         for sm, few, many in ((70, "3.30x", "0.90x"), (75, "3.30x", "0.90x"), (80, "3.40x", "0.92x"),
                               (86, "3.40x", "0.92x"), (90, "3.30x", "0.92x"), (100, "3.30x", "0.92x")):
             rows = rows_of(result(sm, lambda *_: 1.0))
-            self.assertEqual((rows[FAST][0], rows["nf4", "each of the four", "1024"][0]), (few, many))
+            self.assertEqual((rows[FAST][0], rows[MANY][0]), (few, many))
 
     def test_plot(self):
         lines = targets.series(result(90, lambda s, n, k, m: 4.0 / (1 + m / 64)), "nf4")
-        self.assertEqual((len(lines), sorted(lines["down, 8192 x 28672"])), (4, MS))
         for drawn in (lines, {"a": {8: 1.0}}, {"a": {1: 0.01, 4096: 40.0}}):
             found = xml.fromstring(targets.plot(drawn, "a title")).findall("{http://www.w3.org/2000/svg}polyline")
             self.assertEqual(len(found), len(drawn))
@@ -88,9 +72,6 @@ class Targets(unittest.TestCase):
                 points = [tuple(map(float, p.split(","))) for p in line.get("points").split()]
                 self.assertEqual(points, sorted(points))  # M goes to the right
                 self.assertTrue(all(0 <= x <= targets.WIDTH and 0 <= y <= targets.HEIGHT for x, y in points))
-                if drawn is lines:
-                    self.assertEqual(len(points), len(MS))
-                    self.assertEqual([y for _, y in points], sorted(y for _, y in points))  # lower, further down
 
 
 if __name__ == "__main__":
