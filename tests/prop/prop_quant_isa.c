@@ -4,78 +4,14 @@
  * absmax, the neighbours of every threshold of the dynamic map, and long runs of blocks in which
  * some blocks are not for vectors.
  * Exit code 77 where there is only the scalar table. */
-#include "tests/fixtures/quant_testing.h"
+#include "tests/fixtures/table_outputs.h"
 
 #include "quant/quant_internal.h"
-
-#define GUARD_BYTES 64
-#define SIDES       2 /* 0 scalar, 1 the table under test */
 
 static const qc_quant_ops *tables[QC_ISA_COUNT];
 static unsigned table_count;
 static const qc_quant_ops *ops[SIDES];
 static const uint32_t block_sizes[8] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
-
-/* ---- outputs --------------------------------------------------------------------------------- */
-
-/* One output of both sides, with a margin that must stay as it was filled. */
-typedef struct {
-    unsigned char *bytes[SIDES];
-    size_t size;
-} output;
-
-static output output_new(size_t size)
-{
-    output o = {{NULL, NULL}, size};
-    for (int side = 0; side < SIDES; side++) {
-        o.bytes[side] = qt_alloc(size + GUARD_BYTES, 1);
-        memset(o.bytes[side], 0xa5, size + GUARD_BYTES);
-    }
-    return o;
-}
-
-static void output_free(output *o)
-{
-    free(o->bytes[0]);
-    free(o->bytes[1]);
-}
-
-static void *at(const output *o, int side)
-{
-    return o->bytes[side];
-}
-
-/* compare 0: contents are unspecified, only the margin counts */
-static void output_check(const output *o, int compare, const char *what, const char *where)
-{
-    for (size_t i = 0; compare && i < o->size; i++)
-        QT_CHECK(o->bytes[0][i] == o->bytes[1][i], "%s: %s: byte %zu of %zu is %02x, scalar %02x",
-                 where, what, i, o->size, o->bytes[1][i], o->bytes[0][i]);
-    for (int side = 0; side < SIDES; side++) {
-        for (size_t i = o->size; i < o->size + GUARD_BYTES; i++)
-            QT_CHECK(o->bytes[side][i] == 0xa5, "%s: %s: %s writes byte %zu of %zu", where, what,
-                     qc_isa_name(ops[side]->isa), i, o->size);
-    }
-}
-
-/* 1 when there are codes to compare. */
-static int sums_check(const qc_piece_sums s[SIDES], const char *where)
-{
-    QT_CHECK(s[0].bad == s[1].bad && s[0].bad_index == s[1].bad_index,
-             "%s: bad %d at %" PRIu64 ", scalar %d at %" PRIu64, where, (int)s[1].bad,
-             s[1].bad_index, (int)s[0].bad, s[0].bad_index);
-    if (s[0].bad != QC_BAD_NONE)
-        return 0;
-    QT_CHECK(qc_f64_bits(s[0].sum_xx) == qc_f64_bits(s[1].sum_xx), "%s: sum_xx %a, scalar %a",
-             where, s[1].sum_xx, s[0].sum_xx);
-    QT_CHECK(qc_f64_bits(s[0].sum_ee) == qc_f64_bits(s[1].sum_ee), "%s: sum_ee %a, scalar %a",
-             where, s[1].sum_ee, s[0].sum_ee);
-    QT_CHECK(qc_f64_bits(s[0].max_err) == qc_f64_bits(s[1].max_err) &&
-                 s[0].max_index == s[1].max_index,
-             "%s: max_err %a at %" PRIu64 ", scalar %a at %" PRIu64, where, s[1].max_err,
-             s[1].max_index, s[0].max_err, s[0].max_index);
-    return 1;
-}
 
 /* ---- one comparison per function ------------------------------------------------------------- */
 
