@@ -1,6 +1,6 @@
 /* Properties of the matmul on the CPU over random shapes: every table gives the scalar one's bits,
- * neither the cut into ranges nor the weight's form matters, nothing is written between rows, and the
- * error against sums in double keeps its bound. */
+ * neither the cut into ranges nor the weight's form matters, nothing is written between rows, and
+ * the error against sums in double keeps its bound. */
 #include "tests/fixtures/matmul_testing.h"
 
 #define GAP -7.0
