@@ -498,33 +498,6 @@ TEST(test_paths)
     weights_free(&w);
 }
 
-/* A choice of a kernel for other layouts does not count for a packed weight. */
-TEST(test_choice)
-{
-    const km_spec spec = {.kind = QC_FORM_NF4, .n = 128, .k = 512, .block = 64, .nested = 1};
-    static const qc_matmul_choice choices[] = {{QC_MATMUL_GEMV, 0, 0},
-                                               {QC_MATMUL_MMA_884, 0, 0},
-                                               {QC_MATMUL_MMA_16816, QC_MATMUL_GENERAL, 3}};
-    weights w;
-    qc_matmul *h = km_handle();
-    weights_make(&w, &spec);
-    for (size_t i = 0; i < COUNT(choices); i++)
-        for (uint64_t m = 1; m < 400; m += 99) {
-            const qc_matmul_weights *file = &w.file.ready, *packed = &w.packed.ready;
-            const qc_matmul_io io = {.m = m, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
-            qc_matmul_planned with, without;
-            h->choice = choices[i];
-            KM_OK(qc_matmul_plan_product(h, &file, &io, 1, QC_MATMUL_AUTO, 0, &with, &km_error));
-            assert_int_equal(with.set[0].plan.path, choices[i].path);
-            KM_OK(qc_matmul_plan_product(handle, &packed, &io, 1, QC_MATMUL_AUTO, 0, &without,
-                                         &km_error));
-            KM_OK(qc_matmul_plan_product(h, &packed, &io, 1, QC_MATMUL_AUTO, 0, &with, &km_error));
-            assert_memory_equal(&with.set[0].plan, &without.set[0].plan, sizeof with.set[0].plan);
-        }
-    qc_matmul_destroy(h);
-    weights_free(&w);
-}
-
 TEST(test_cuts)
 {
     static const km_spec forms[] = {

@@ -47,21 +47,6 @@ static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job
     return plan_of_layout(h, s, j, 0);
 }
 
-/* The weight packed into new memory. Kernels may load it early where `complete` is 1. */
-static qc_matmul_weights packed_of(const qc_matmul *h, const qc_matmul_weights *w, int complete,
-                                   void **memory)
-{
-    qc_matmul_weights packed;
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_cuda_malloc(memory, qc_matmul_packed_bytes(h, &w->w), &km_error));
-    KM_OK(qc_matmul_pack(h, w, *memory, &packed, s, &km_error));
-    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_cuda_stream_destroy(s);
-    packed.complete = complete ? QC_MATMUL_WEIGHTS_COMPLETE : 0;
-    return packed;
-}
-
 /* All products with this number of blocks of threads, from AUTO. */
 static void use_blocks(qc_matmul *h, uint32_t blocks)
 {
@@ -89,15 +74,13 @@ static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
         km_run(h, &w, &d);
         QT_CHECK(memcmp(before, d.y, y_bytes) == 0, "another run, other bits");
     }
-    void *memory = NULL;
     const qc_matmul_plan again = plan_of_layout(h, spec, &job, 1);
     assert_memory_equal(&again, &p, sizeof p);
-    w.ready = packed_of(h, &w.ready, job.m / 2 % 2, &memory);
+    km_pack(h, &w, job.m / 2 % 2);
     km_run(h, &w, &d);
     QT_CHECK(memcmp(before, d.y, y_bytes) == 0,
              "a packed weight of %" PRIu64 " x %" PRIu64 " makes other bits", spec->n, spec->k);
     free(before);
-    qc_cuda_free(memory);
     km_data_free(&d);
     km_weight_free(&w);
 }
@@ -122,14 +105,12 @@ TEST(test_few_packed_rows)
                       .path = t % 4 ? QC_MATMUL_MMA_16816 : QC_MATMUL_AUTO};
         km_weight w;
         km_data d;
-        void *memory = NULL;
         assert_int_equal(plan_of_layout(h, &spec, &job, 1).variant, QC_MATMUL_STREAM);
         km_weight_make(&w, h, &spec, &rng);
         km_data_make(&d, &w, &job, &rng);
-        w.ready = packed_of(h, &w.ready, t % 2, &memory);
+        km_pack(h, &w, t % 2);
         km_run(h, &w, &d);
         km_check(&w, &d, (km_rounding){.weight = 0x1p-11, .absolute = 0});
-        qc_cuda_free(memory);
         km_data_free(&d);
         km_weight_free(&w);
     }
@@ -310,15 +291,12 @@ static void group_free(group *g)
 /* The same group with packed weights: each y has the same bits. */
 static void group_run_packed(group *g, const qc_matmul *h, qc_matmul_path path)
 {
-    qc_matmul_weights packed[GROUP_MOST];
-    void *memory[GROUP_MOST];
     uint16_t *before[GROUP_MOST];
     for (uint32_t i = 0; i < g->count; i++) {
         const size_t bytes = g->io[i].m * g->io[i].ldy * 2;
         before[i] = km_host(bytes);
         memcpy(before[i], g->d[i].y, bytes);
-        packed[i] = packed_of(h, g->ready[i], g->count % 2, &memory[i]);
-        g->ready[i] = &packed[i];
+        km_pack(h, &g->w[i], g->count % 2);
     }
     assert_int_equal(qc_matmul_group_workspace_bytes(h, g->ready, g->count, g->io[0].m, path, 0),
                      g->bytes);
@@ -327,7 +305,6 @@ static void group_run_packed(group *g, const qc_matmul *h, qc_matmul_path path)
         QT_CHECK(memcmp(before[i], g->d[i].y, g->io[i].m * g->io[i].ldy * 2) == 0,
                  "weight %u of %u, packed: other bits", i, g->count);
         free(before[i]);
-        qc_cuda_free(memory[i]);
     }
 }
 

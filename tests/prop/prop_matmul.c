@@ -1,6 +1,9 @@
 /* Properties of the matmul on the CPU over random shapes: every table gives the scalar one's bits,
- * the cut into ranges does not matter, and the error against sums in double keeps its bound. */
+ * neither the cut into ranges nor the weight's form matters, nothing is written between rows, and
+ * the error against sums in double keeps its bound. */
 #include "tests/fixtures/matmul_testing.h"
+
+#define GAP -7.0
 
 static const qc_dtype types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
 
@@ -61,11 +64,14 @@ static void free_job(job *j)
     free(j->scratch);
 }
 
+/* y, with what lies between its rows as it was. */
 static void *run(const job *j, qc_isa isa, int dense, uint64_t step)
 {
     qc_matmul_cpu_io io = j->io;
     const qc_matmul_ops *ops = qc_matmul_ops_for(isa);
     io.y = qt_alloc(j->m * j->ldy, qt_size(io.y_dtype));
+    for (uint64_t i = 0; i < j->m * j->ldy; i++)
+        qt_put(io.y, io.y_dtype, i, GAP);
     for (uint64_t at = 0; at < j->n; at += step) {
         uint64_t count = j->n - at < step ? j->n - at : step;
         if (dense)
@@ -73,6 +79,9 @@ static void *run(const job *j, qc_isa isa, int dense, uint64_t step)
         else
             qc_matmul_cpu_quantized(ops, &j->t.w, at, count, &io, j->scratch);
     }
+    for (uint64_t i = 0; i < j->m * j->ldy; i++)
+        if (i % j->ldy >= j->n)
+            assert_true(qt_get(io.y, io.y_dtype, i) == GAP);
     return io.y;
 }
 
@@ -102,6 +111,31 @@ TEST(test_every_table_gives_the_same_bits)
             }
             free(want);
         }
+        free_job(&j);
+    }
+}
+
+/* A product with a quantized weight has the bits of one with its values in F32, and those of a sum
+ * in F32 that is rounded once. */
+TEST(test_values_and_rounding)
+{
+    qt_rng rng = qt_rng_start("values");
+    for (unsigned round = 0; round < 60; round++) {
+        job j;
+        make_job(&j, &rng, 0);
+        void *y = run(&j, QC_ISA_SCALAR, 0, j.n);
+        qc_dtype y_type = j.io.y_dtype;
+        free(j.dense);
+        j.dense = mt_values(&j.t);
+        j.dense_type = j.io.y_dtype = QC_DTYPE_F32;
+        float *wide = run(&j, QC_ISA_SCALAR, 1, j.n);
+        for (uint64_t i = 0; i < j.m * j.ldy; i++) {
+            uint64_t want = 0;
+            qt_put(&want, y_type, 0, (double)wide[i]);
+            assert_memory_equal((char *)y + i * qt_size(y_type), &want, qt_size(y_type));
+        }
+        free(wide);
+        free(y);
         free_job(&j);
     }
 }

@@ -1,78 +1,17 @@
 /* Every table of this machine against the scalar one, bit for bit: codes, scales, error sums, what
- * is reported about bad elements, and that nothing is written past the end of an output.
+ * is reported about bad elements, and that nothing is written past the end of an output. And what
+ * the vector tables rest on, tried where it could break: every bfloat16 under every mantissa of
+ * absmax, the neighbours of every threshold of the dynamic map, and long runs of blocks in which
+ * some blocks are not for vectors.
  * Exit code 77 where there is only the scalar table. */
-#include "tests/fixtures/quant_testing.h"
+#include "tests/fixtures/table_outputs.h"
 
 #include "quant/quant_internal.h"
-
-#define GUARD_BYTES 64
-#define SIDES       2 /* 0 scalar, 1 the table under test */
 
 static const qc_quant_ops *tables[QC_ISA_COUNT];
 static unsigned table_count;
 static const qc_quant_ops *ops[SIDES];
 static const uint32_t block_sizes[8] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
-
-/* ---- outputs --------------------------------------------------------------------------------- */
-
-/* One output of both sides, with a margin that must stay as it was filled. */
-typedef struct {
-    unsigned char *bytes[SIDES];
-    size_t size;
-} output;
-
-static output output_new(size_t size)
-{
-    output o = {{NULL, NULL}, size};
-    for (int side = 0; side < SIDES; side++) {
-        o.bytes[side] = qt_alloc(size + GUARD_BYTES, 1);
-        memset(o.bytes[side], 0xa5, size + GUARD_BYTES);
-    }
-    return o;
-}
-
-static void output_free(output *o)
-{
-    free(o->bytes[0]);
-    free(o->bytes[1]);
-}
-
-static void *at(const output *o, int side)
-{
-    return o->bytes[side];
-}
-
-/* compare 0: contents are unspecified, only the margin counts */
-static void output_check(const output *o, int compare, const char *what, const char *where)
-{
-    for (size_t i = 0; compare && i < o->size; i++)
-        QT_CHECK(o->bytes[0][i] == o->bytes[1][i], "%s: %s: byte %zu of %zu is %02x, scalar %02x",
-                 where, what, i, o->size, o->bytes[1][i], o->bytes[0][i]);
-    for (int side = 0; side < SIDES; side++) {
-        for (size_t i = o->size; i < o->size + GUARD_BYTES; i++)
-            QT_CHECK(o->bytes[side][i] == 0xa5, "%s: %s: %s writes byte %zu of %zu", where, what,
-                     qc_isa_name(ops[side]->isa), i, o->size);
-    }
-}
-
-/* 1 when there are codes to compare. */
-static int sums_check(const qc_piece_sums s[SIDES], const char *where)
-{
-    QT_CHECK(s[0].bad == s[1].bad && s[0].bad_index == s[1].bad_index,
-             "%s: bad %d at %" PRIu64 ", scalar %d at %" PRIu64, where, (int)s[1].bad,
-             s[1].bad_index, (int)s[0].bad, s[0].bad_index);
-    if (s[0].bad != QC_BAD_NONE)
-        return 0;
-    QT_CHECK(qc_f64_bits(s[0].sum_xx) == qc_f64_bits(s[1].sum_xx), "%s: sum_xx %a, scalar %a",
-             where, s[1].sum_xx, s[0].sum_xx);
-    QT_CHECK(qc_f64_bits(s[0].sum_ee) == qc_f64_bits(s[1].sum_ee), "%s: sum_ee %a, scalar %a",
-             where, s[1].sum_ee, s[0].sum_ee);
-    QT_CHECK(qc_f64_bits(s[0].max_err) == qc_f64_bits(s[1].max_err) &&
-                 s[0].max_index == s[1].max_index,
-             "%s: max_err %a at %" PRIu64 ", scalar %a at %" PRIu64, where, s[1].max_err,
-             s[1].max_index, s[0].max_err, s[0].max_index);
-    return 1;
-}
 
 /* ---- one comparison per function ------------------------------------------------------------- */
 
@@ -406,6 +345,57 @@ TEST(test_every_half)
     free(all);
 }
 
+/* Blocks of absmax and 63 others, so that every bfloat16 up to absmax is in one of them. */
+TEST(test_every_bf16)
+{
+    static const unsigned exponents[] = {0, 1, 20, 26, 27, 28, 127, 251, 252, 253, 254};
+    uint16_t *src = qt_alloc(66000 * 64 / 63 + 4096, sizeof *src);
+    for (unsigned e = 0; e < sizeof exponents / sizeof *exponents; e++) {
+        for (unsigned m = 0; m < 128; m++) {
+            const uint16_t absmax = (uint16_t)(exponents[e] << 7 | m);
+            /* the distance that matters is 2^-6 of absmax; of the rest a few */
+            const unsigned from = absmax > 1200 ? absmax - 1200u : 0;
+            uint64_t n = 0;
+            for (unsigned x = 0; x <= absmax; x += x < from ? 97 : 1) {
+                for (unsigned sign = 0; sign < 2; sign++) {
+                    if (n % 64 == (m + n / 64) % 64)
+                        src[n++] = (uint16_t)(absmax | (m & 1u) << 15);
+                    src[n++] = (uint16_t)(x | sign << 15);
+                }
+            }
+            while (n % 64 != 0)
+                src[n++] = absmax;
+            compare_blocks(1, src, QC_DTYPE_BF16, n, 64, 0);
+        }
+    }
+    free(src);
+}
+
+/* Groups with tiny, huge, all-zero and bad blocks here and there. */
+TEST(test_odd_blocks_in_runs)
+{
+    qt_rng rng = qt_rng_start("odd blocks");
+    const uint64_t most = 16 * 64; /* 64 times twice the blocks that AVX2 treats together */
+    uint16_t *src = qt_alloc(most * 64, sizeof *src);
+    for (unsigned round = 0; round < 400; round++) {
+        const uint64_t blocks = 1 + qt_below(&rng, round % 2 ? 40 : most);
+        const unsigned odds = (unsigned)qt_below(&rng, 5);
+        for (uint64_t i = 0; i < blocks * 64; i++)
+            src[i] = (uint16_t)(0x3b80u + qt_below(&rng, 0x180) + (qt_next(&rng) & 0x8000u));
+        for (unsigned k = 0; k < odds; k++) {
+            static const uint16_t values[] = {0, 0x8000, 1, 0x0d80, 0x7e80, 0x7f7f, 0xff7f, 0x0080};
+            uint16_t *block = src + qt_below(&rng, blocks) * 64;
+            uint16_t value = values[qt_below(&rng, 8)];
+            for (unsigned i = 0; i < 64; i++)
+                block[i] = i % 3 ? value : 0;
+        }
+        if (round % 5 == 0)
+            src[qt_below(&rng, blocks * 64)] = round % 2 ? 0x7f80 : 0xffc1;
+        compare_blocks(1, src, QC_DTYPE_BF16, blocks * 64, 64, round % 3 != 0);
+    }
+    free(src);
+}
+
 TEST(test_rows)
 {
     static const uint64_t widths[] = {1,  2,  7,   8,   15,   16,   17,   31,   32,
@@ -502,17 +492,19 @@ TEST(test_nested)
 {
     qt_rng rng = qt_rng_start("nested");
     float *a = qt_alloc(4000, sizeof *a);
-    /* on and beside every threshold: a leading 1 makes the inverse 1 */
-    for (int ulps = -3; ulps <= 3; ulps++) {
-        for (unsigned g = 0; g < 2; g++) {
-            a[0] = 1.0f;
-            for (unsigned i = 0; i < 255; i++)
-                a[1 + i] = qt_step(g ? qc_dynamic_map[i] : qc_dynamic_threshold[i], ulps);
-            compare_nested(a, 256, 0.0f);
-            for (unsigned i = 0; i < 256; i++)
-                a[i] *= 0x1p-126f; /* tiny, and rounded there */
-            compare_nested(a, 256, 0.0f);
+    /* on and beside every threshold and value: a leading 1 makes the inverse 1 */
+    for (unsigned t = 0; t < 511; t++) {
+        uint32_t bits = qc_f32_bits(t < 255 ? qc_dynamic_threshold[t] : qc_dynamic_map[t - 255]);
+        for (unsigned i = 0; i < QC_NESTED_BLOCK; i++) {
+            /* steps of 1, then of a bucket's width */
+            float x = qc_f32_of_bits(bits + (i < 128 ? i - 64 : (i - 192) << 15));
+            a[i] = fabsf(x) <= 1.0f ? x : 0.0f;
         }
+        a[t % QC_NESTED_BLOCK] = t % 2 ? 1.0f : -1.0f;
+        compare_nested(a, QC_NESTED_BLOCK, 0.0f);
+        for (unsigned i = 0; i < QC_NESTED_BLOCK; i++)
+            a[i] *= 0x1p-126f; /* tiny, and rounded there */
+        compare_nested(a, QC_NESTED_BLOCK, 0.0f);
     }
     for (unsigned round = 0; round < 3000; round++) {
         uint64_t n = qt_below(&rng, round % 10 ? 600 : 4000);

@@ -5,31 +5,14 @@
  *   any damage to the text is refused or gives another header that keeps every rule.
  * QC_SEED=n replays a run. */
 #include "formats/safetensors_header.h"
-#include "tests/fixtures/test.h"
+#include "tests/fixtures/test_random.h"
 
-#include <inttypes.h>
 #include <time.h>
 
 #define TENSORS_MAX 8
 #define META_MAX    3
 #define NAME_BYTES  32
 #define ROUNDS      4000
-
-static uint64_t rng;
-
-/* splitmix64 */
-static uint64_t next_random(void)
-{
-    uint64_t z = rng += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-static size_t below(size_t n)
-{
-    return (size_t)(next_random() % n);
-}
 
 typedef struct {
     qc_st_tensor tensors[TENSORS_MAX];
@@ -246,7 +229,7 @@ TEST(survives_damage)
 int main(void)
 {
     const char *seed = getenv("QC_SEED");
-    rng = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
-    (void)printf("QC_SEED=%" PRIu64 "\n", rng);
+    random_begin(seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL));
+    (void)printf("QC_SEED=%" PRIu64 "\n", random_numbers.seed);
     return test_run_all(NULL);
 }

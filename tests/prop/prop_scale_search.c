@@ -1,57 +1,39 @@
 /* Every table of the scale search against the scalar one, bit for bit: codes, scales, sums, what is
  * reported about bad elements, and that nothing is written past the end of an output; and that
  * groups can be searched alone, in any order. Exit code 77 where there is only the scalar table. */
-#include "tests/fixtures/quant_testing.h"
+#include "tests/fixtures/table_outputs.h"
 
 #include "quant/scale_search.h"
 
-#define GUARD 64u
 #define KINDS 9u
 
 typedef struct {
-    uint8_t *codes, *absmax_codes;
-    float *absmax, *nested_absmax;
-    uint64_t code_bytes, blocks, groups;
-    qc_piece_sums sums;
+    output codes, absmax, absmax_codes, nested_absmax;
 } result;
 
 static const qc_search_ops *tables[QC_ISA_COUNT];
 static unsigned table_count;
 static const uint32_t block_sizes[8] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
 
-static void *guarded(uint64_t bytes)
-{
-    unsigned char *p = qt_alloc(bytes + GUARD, 1);
-    memset(p, 0xa5, bytes + GUARD);
-    return p;
-}
-
-static void guard_check(const void *p, uint64_t bytes, const char *what, const char *where)
-{
-    const unsigned char *at = p;
-    for (uint64_t i = bytes; i < bytes + GUARD; i++)
-        QT_CHECK(at[i] == 0xa5, "%s: %s: written %" PRIu64 " bytes past the end", where, what,
-                 i - bytes);
-}
-
 static result result_new(const qc_form *form, uint64_t n)
 {
-    result r = {.code_bytes = qc_form_code_bytes(form, n)};
-    r.blocks = qc_form_scales(form, n);
-    r.groups = (r.blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
-    r.codes = guarded(r.code_bytes);
-    r.absmax = guarded(r.blocks * 4);
-    r.absmax_codes = guarded(r.blocks);
-    r.nested_absmax = guarded(r.groups * 4);
-    return r;
+    const uint64_t blocks = qc_form_scales(form, n);
+    const uint64_t groups = (blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
+    return (result){output_new(qc_form_code_bytes(form, n)), output_new(blocks * 4),
+                    output_new(blocks), output_new(groups * 4)};
 }
 
-static void result_free(result *r)
+/* compare 0: only what lies past the ends counts */
+static void result_check_and_free(result *r, int compare, const char *where)
 {
-    free(r->codes);
-    free(r->absmax);
-    free(r->absmax_codes);
-    free(r->nested_absmax);
+    output_check(&r->absmax, compare, "absmax", where);
+    output_check(&r->codes, compare, "codes", where);
+    output_check(&r->absmax_codes, compare, "absmax_codes", where);
+    output_check(&r->nested_absmax, compare, "nested_absmax", where);
+    output_free(&r->codes);
+    output_free(&r->absmax);
+    output_free(&r->absmax_codes);
+    output_free(&r->nested_absmax);
 }
 
 static void *scratch_new(void)
@@ -61,47 +43,22 @@ static void *scratch_new(void)
     return p;
 }
 
-/* From group `group` on, n elements that begin at element `first`. */
+/* n elements that begin at element `first`, with which a group begins. */
 static qc_piece_sums search_part(const qc_search_ops *ops, const qc_form *form,
                                  qc_search_effort effort, const void *src, qc_dtype dtype,
-                                 uint64_t first, uint64_t n, result *r)
+                                 uint64_t first, uint64_t n, const result *r, int side)
 {
     qc_piece_sums sums;
     uint64_t block = qc_form_scales(form, first);
-    qc_search_out out = {r->codes + qc_form_code_bytes(form, first), r->absmax + block,
-                         r->absmax_codes + block, r->nested_absmax + block / QC_NESTED_BLOCK};
+    qc_search_out out = {(uint8_t *)at(&r->codes, side) + qc_form_code_bytes(form, first),
+                         (float *)at(&r->absmax, side) + block,
+                         (uint8_t *)at(&r->absmax_codes, side) + block,
+                         (float *)at(&r->nested_absmax, side) + block / QC_NESTED_BLOCK};
     void *scratch = scratch_new();
     ops->blocks(form, effort, (const unsigned char *)src + first * qt_size(dtype), dtype, n, &out,
                 scratch, &sums);
     free(scratch);
     return sums;
-}
-
-static void same_bytes(const void *a, const void *b, uint64_t bytes, const char *what,
-                       const char *where)
-{
-    const unsigned char *x = a, *y = b;
-    for (uint64_t i = 0; i < bytes; i++)
-        QT_CHECK(x[i] == y[i], "%s: %s: byte %" PRIu64 " of %" PRIu64 " is %02x, scalar %02x",
-                 where, what, i, bytes, y[i], x[i]);
-}
-
-/* 1 when there are codes to compare. */
-static int same_sums(const qc_piece_sums *a, const qc_piece_sums *b, const char *where)
-{
-    QT_CHECK(a->bad == b->bad && a->bad_index == b->bad_index,
-             "%s: bad %d at %" PRIu64 ", scalar %d at %" PRIu64, where, (int)b->bad, b->bad_index,
-             (int)a->bad, a->bad_index);
-    if (a->bad != QC_BAD_NONE)
-        return 0;
-    QT_CHECK(qc_f64_bits(a->sum_xx) == qc_f64_bits(b->sum_xx), "%s: sum_xx %a, scalar %a", where,
-             b->sum_xx, a->sum_xx);
-    QT_CHECK(qc_f64_bits(a->sum_ee) == qc_f64_bits(b->sum_ee), "%s: sum_ee %a, scalar %a", where,
-             b->sum_ee, a->sum_ee);
-    QT_CHECK(qc_f64_bits(a->max_err) == qc_f64_bits(b->max_err) && a->max_index == b->max_index,
-             "%s: max_err %a at %" PRIu64 ", scalar %a at %" PRIu64, where, b->max_err,
-             b->max_index, a->max_err, a->max_index);
-    return 1;
 }
 
 /* Elements of one kind; block: where a kind is about blocks. */
@@ -158,21 +115,11 @@ static void compare(const qc_search_ops *ops, const qc_form *form, qc_search_eff
              "%s %s block %u nested %d offset %a effort %d dtype %d n %" PRIu64 " kind %u",
              qc_isa_name(ops->isa), form->ops->name, form->block_elems, form->nested,
              (double)form->offset, (int)effort, (int)dtype, n, kind);
-    result a = result_new(form, n), b = result_new(form, n);
-    a.sums = search_part(tables[0], form, effort, src, dtype, 0, n, &a);
-    b.sums = search_part(ops, form, effort, src, dtype, 0, n, &b);
-    if (same_sums(&a.sums, &b.sums, where)) {
-        same_bytes(a.absmax, b.absmax, a.blocks * 4, "absmax", where);
-        same_bytes(a.codes, b.codes, a.code_bytes, "codes", where);
-        same_bytes(a.absmax_codes, b.absmax_codes, a.blocks, "absmax_codes", where);
-        same_bytes(a.nested_absmax, b.nested_absmax, a.groups * 4, "nested_absmax", where);
-    }
-    guard_check(b.codes, b.code_bytes, "codes", where);
-    guard_check(b.absmax, b.blocks * 4, "absmax", where);
-    guard_check(b.absmax_codes, b.blocks, "absmax_codes", where);
-    guard_check(b.nested_absmax, b.groups * 4, "nested_absmax", where);
-    result_free(&a);
-    result_free(&b);
+    result r = result_new(form, n);
+    qc_piece_sums sums[SIDES];
+    for (int side = 0; side < SIDES; side++)
+        sums[side] = search_part(side ? ops : tables[0], form, effort, src, dtype, 0, n, &r, side);
+    result_check_and_free(&r, sums_check(sums, where), where);
 }
 
 TEST(blocks_are_equal)
@@ -235,16 +182,12 @@ TEST(groups_stand_alone)
     unsigned char *whole;
     void *src = make_source(&rng, 0, QC_DTYPE_BF16, n, 32, 0, &whole);
     for (unsigned t = 0; t < table_count; t++) {
-        result a = result_new(&form, n), b = result_new(&form, n);
-        a.sums = search_part(tables[t], &form, QC_SEARCH_ONCE, src, QC_DTYPE_BF16, 0, n, &a);
+        result r = result_new(&form, n);
+        (void)search_part(tables[t], &form, QC_SEARCH_ONCE, src, QC_DTYPE_BF16, 0, n, &r, 0);
         for (uint64_t g = 4; g-- > 0;)
             (void)search_part(tables[t], &form, QC_SEARCH_ONCE, src, QC_DTYPE_BF16, g * group,
-                              g < 3 ? group : n - 3 * group, &b);
-        same_bytes(a.codes, b.codes, a.code_bytes, "codes", "groups alone");
-        same_bytes(a.absmax, b.absmax, a.blocks * 4, "absmax", "groups alone");
-        same_bytes(a.nested_absmax, b.nested_absmax, a.groups * 4, "nested", "groups alone");
-        result_free(&a);
-        result_free(&b);
+                              g < 3 ? group : n - 3 * group, &r, 1);
+        result_check_and_free(&r, 1, "groups alone");
     }
     free(whole);
 }
@@ -255,26 +198,17 @@ static void compare_rows(const qc_search_ops *ops, const void *src, qc_dtype dty
     char where[96];
     snprintf(where, sizeof where, "%s rows %" PRIu64 " cols %" PRIu64 " dtype %d kind %u",
              qc_isa_name(ops->isa), rows, cols, (int)dtype, kind);
-    int8_t *codes[2];
-    float *scb[2];
-    qc_piece_sums sums[2];
+    output codes = output_new(rows * cols), scb = output_new(rows * 4);
+    qc_piece_sums sums[SIDES];
     void *scratch = scratch_new();
-    for (unsigned side = 0; side < 2; side++) {
-        codes[side] = guarded(rows * cols);
-        scb[side] = guarded(rows * 4);
+    for (int side = 0; side < SIDES; side++)
         (side ? ops : tables[0])
-            ->rows(src, dtype, rows, cols, codes[side], scb[side], scratch, &sums[side]);
-    }
-    if (same_sums(&sums[0], &sums[1], where)) {
-        same_bytes(scb[0], scb[1], rows * 4, "scb", where);
-        same_bytes(codes[0], codes[1], rows * cols, "codes", where);
-    }
-    guard_check(codes[1], rows * cols, "codes", where);
-    guard_check(scb[1], rows * 4, "scb", where);
-    for (unsigned side = 0; side < 2; side++) {
-        free(codes[side]);
-        free(scb[side]);
-    }
+            ->rows(src, dtype, rows, cols, at(&codes, side), at(&scb, side), scratch, &sums[side]);
+    const int good = sums_check(sums, where);
+    output_check(&scb, good, "scb", where);
+    output_check(&codes, good, "codes", where);
+    output_free(&codes);
+    output_free(&scb);
     free(scratch);
 }
 

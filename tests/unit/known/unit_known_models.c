@@ -7,6 +7,7 @@
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
 #include "convert/plan/plan.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/model_files.h"
 #include "tests/fixtures/sanitized.h"
 #include "tests/fixtures/test_model.h"
@@ -575,34 +576,23 @@ TEST(out_of_memory)
 {
     static const char *const models[] = {"gemma-2-2b-it", "gpt2", "Llama-3.2-11B-Vision"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        for (uint64_t n = 1;; n++) {
-            qc_error err = {0};
+        EACH_ALLOCATION_FAILS (fault, 0) {
             qc_checkpoint *c = NULL;
             int has_weights = 0;
-            qc_alloc_fail_at(n, 0);
-            qc_status st = qc_model_open(&c, models[i], &has_weights, &err);
-            qc_arena arena;
-            qc_arena_init(&arena);
+            SCOPED(qc_arena) arena = {0};
             qc_plan_options o = {.recipe = {.to = QC_TO_NF4, .double_quant = 1}};
             qc_recipe recipe;
             qc_geometry g;
             qc_segments segments;
-            if (st == QC_OK)
-                st = qc_geometry_read(&g, &arena, c->config, &err);
-            if (st == QC_OK)
-                st = qc_recipe_make(&recipe, &arena, c, &o.recipe, &err);
-            if (st == QC_OK)
-                st = qc_segments_make(&segments, &arena, c, &recipe, &g, &err);
-            qc_alloc_fail_at(0, 0);
-            qc_arena_deinit(&arena);
+            fault.st = qc_model_open(&c, models[i], &has_weights, NULL);
+            if (fault.st == QC_OK)
+                fault.st = qc_geometry_read(&g, &arena, c->config, NULL);
+            if (fault.st == QC_OK)
+                fault.st = qc_recipe_make(&recipe, &arena, c, &o.recipe, NULL);
+            if (fault.st == QC_OK)
+                fault.st = qc_segments_make(&segments, &arena, c, &recipe, &g, NULL);
             qc_checkpoint_close(c);
-            if (st == QC_OK) {
-                assert_true(n > 10);
-                break;
-            }
-            if (st != QC_ERR_NOMEM)
-                fail_msg("%s, allocation %" PRIu64 ": %s: %s", models[i], n, qc_status_name(st),
-                         err.msg);
+            assert_true(fault.st != QC_OK || fault.at > 10);
         }
     }
 }

@@ -1,8 +1,8 @@
 /* Calibrated quantization where inputs are odd, memory or OpenBLAS is missing, and that neither
  * threads nor instruction sets change a bit. */
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/feedback_testing.h"
 
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "tests/fixtures/sanitized.h"
 
@@ -360,24 +360,16 @@ TEST(no_memory)
                            .nested_absmax = m.nested_absmax,
                            .nested_offset = 0.0f};
     const qc_feedback_options options = {0.01, 1};
-    for (unsigned nth = 1;; nth++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         qc_feedback *f = NULL;
         fresh_moments(&d);
-        qc_alloc_fail_at(nth, 0);
-        qc_status st = qc_feedback_open(&f, blas, 1, 64, d.mh, d.mc, &options, NULL, NULL);
-        if (st == QC_OK)
-            st = qc_feedback_weight(f, &forms[1], w, 20, NULL, &out, &m.result, NULL);
-        if (st == QC_OK)
-            st = qc_moments_add(blas, 1, d.mh, NULL, 64, d.x, 64, NULL, 0, 10, NULL);
-        const uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+        fault.st = qc_feedback_open(&f, blas, 1, 64, d.mh, d.mc, &options, NULL, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_feedback_weight(f, &forms[1], w, 20, NULL, &out, &m.result, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_moments_add(blas, 1, d.mh, NULL, 64, d.x, 64, NULL, 0, 10, NULL);
         qc_feedback_close(f);
-        if (tried < nth) {
-            assert_int_equal(st, QC_OK);
-            assert_true(nth > 8);
-            break;
-        }
-        assert_int_equal(st, QC_ERR_NOMEM);
+        assert_true(fault.st != QC_OK || fault.at > 8);
     }
     free_made(&m);
     free(w);

@@ -1,5 +1,5 @@
-/* The matmul on the CPU, case by case: where rows begin, special values, empty shapes, strides, and
- * descriptors that lie. prop_matmul.c compares tables and bounds. */
+/* The matmul on the CPU, case by case: where rows begin, special values, empty shapes, and
+ * descriptors that lie. prop_matmul.c compares tables, forms and bounds. */
 #include "tests/fixtures/matmul_testing.h"
 
 static const uint64_t shapes[][2] = {{1, 1},    {3, 1},    {5, 63},   {4, 64},  {7, 65},
@@ -48,43 +48,6 @@ TEST(test_code_map_of_the_file)
     mt_free(&t);
 }
 
-/* Identity activations: every weight comes out bit for bit (a zero may lose its sign). */
-TEST(test_identity)
-{
-    qt_rng rng = qt_rng_start("identity");
-    static const uint64_t widths[] = {1, 16, 33, 65, 100};
-    for (unsigned f = 0; f < MT_FORMS; f++) {
-        for (unsigned s = 0; s < sizeof widths / sizeof *widths; s++) {
-            uint64_t k = widths[s], n = 5;
-            mt_weights t;
-            mt_make(&t, &rng, mt_forms[f].kind, n, k, mt_forms[f].block, mt_forms[f].nested);
-            float *want = mt_values(&t), *x = qt_alloc(k * k, sizeof *x);
-            float *y = qt_alloc(k * n, sizeof *y);
-            void *scratch = mt_scratch(k, k);
-            for (uint64_t i = 0; i < k; i++)
-                x[i * k + i] = 1.0f;
-            qc_matmul_cpu_io io = {x, QC_DTYPE_F32, k, k, y, QC_DTYPE_F32, n, NULL};
-            for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
-                if (!qc_isa_available((qc_isa)isa))
-                    continue;
-                qc_matmul_cpu_quantized(qc_matmul_ops_for((qc_isa)isa), &t.w, 0, n, &io, scratch);
-                for (uint64_t i = 0; i < k; i++)
-                    for (uint64_t r = 0; r < n; r++) {
-                        float a = y[i * n + r], b = want[r * k + i];
-                        QT_CHECK(qc_f32_bits(a) == qc_f32_bits(b) || (a == 0.0f && b == 0.0f),
-                                 "form %u k %d: weight %d, %d is %a, not %a", f, (int)k, (int)r,
-                                 (int)i, (double)a, (double)b);
-                    }
-            }
-            free(scratch);
-            free(y);
-            free(x);
-            free(want);
-            mt_free(&t);
-        }
-    }
-}
-
 TEST(test_special_values)
 {
     const float w[2][20] = {{0.0f, 1.0f, -1.0f, 2.0f}, {3.0f, 0.0f, 0.5f, 0.0f, 1.0f}};
@@ -109,63 +72,6 @@ TEST(test_special_values)
         assert_true(y[3][0] == 13.0f && y[3][1] == -15.5f);
         free(scratch);
     }
-}
-
-TEST(test_sums_are_rounded_once)
-{
-    qt_rng rng = qt_rng_start("rounding");
-    enum { M = 3, N = 6, K = 77 };
-    mt_weights t;
-    float x[M * K], wide[M * N];
-    uint16_t half[M * N];
-    void *scratch = mt_scratch(M, K);
-    mt_make(&t, &rng, QC_FORM_NF4, N, K, 64, 1);
-    mt_random_x(&rng, x, QC_DTYPE_F32, M * K);
-    qc_matmul_cpu_io io = {x, QC_DTYPE_F32, M, K, wide, QC_DTYPE_F32, N, NULL};
-    const qc_matmul_ops *ops = qc_matmul_ops_for(QC_ISA_SCALAR);
-    qc_matmul_cpu_quantized(ops, &t.w, 0, N, &io, scratch);
-    io.y = half;
-    io.y_dtype = QC_DTYPE_F16;
-    qc_matmul_cpu_quantized(ops, &t.w, 0, N, &io, scratch);
-    for (unsigned i = 0; i < M * N; i++)
-        assert_int_equal(half[i], qc_f16_from_f32(wide[i]));
-    io.y_dtype = QC_DTYPE_BF16;
-    qc_matmul_cpu_quantized(ops, &t.w, 0, N, &io, scratch);
-    for (unsigned i = 0; i < M * N; i++)
-        assert_int_equal(half[i], qc_bf16_from_f32(wide[i]));
-    free(scratch);
-    mt_free(&t);
-}
-
-/* Rows of x and y may lie apart; what is between stays as it is. */
-TEST(test_strides_and_ranges)
-{
-    qt_rng rng = qt_rng_start("strides");
-    enum { M = 19, N = 7, K = 37, LDX = 41, LDY = 11 };
-    mt_weights t;
-    uint16_t x[M * LDX], tight_x[M * K];
-    float y[M * LDY], tight[M * N];
-    void *scratch = mt_scratch(M, K);
-    mt_make(&t, &rng, QC_FORM_INT8_ROWS, N, K, 0, 0);
-    mt_random_x(&rng, x, QC_DTYPE_BF16, M * LDX);
-    for (unsigned i = 0; i < M; i++)
-        memcpy(tight_x + i * K, x + i * LDX, K * sizeof *x);
-    for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
-        if (!qc_isa_available((qc_isa)isa))
-            continue;
-        const qc_matmul_ops *ops = qc_matmul_ops_for((qc_isa)isa);
-        for (unsigned i = 0; i < M * LDY; i++)
-            y[i] = -7.0f;
-        qc_matmul_cpu_io io = {x, QC_DTYPE_BF16, M, LDX, y, QC_DTYPE_F32, LDY, NULL};
-        qc_matmul_cpu_io plain = {tight_x, QC_DTYPE_BF16, M, K, tight, QC_DTYPE_F32, N, NULL};
-        qc_matmul_cpu_quantized(ops, &t.w, 0, N, &plain, scratch);
-        qc_matmul_cpu_quantized(ops, &t.w, 2, 3, &io, scratch);
-        for (unsigned i = 0; i < M; i++)
-            for (unsigned n = 0; n < LDY; n++)
-                assert_true(y[i * LDY + n] == (n >= 2 && n < 5 ? tight[i * N + n] : -7.0f));
-    }
-    free(scratch);
-    mt_free(&t);
 }
 
 TEST(test_empty)

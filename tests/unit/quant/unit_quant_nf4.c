@@ -193,24 +193,6 @@ TEST(test_power_of_two)
     }
 }
 
-TEST(test_outlier)
-{
-    float src[64];
-    for (unsigned i = 0; i < 64; i++)
-        src[i] = i == 13 ? -1000.0f : (i % 2 ? 1e-3f : -1e-3f);
-    result r = quantize(src, QC_DTYPE_F32, 64, 64);
-    for (unsigned i = 0; i < 64; i++)
-        assert_int_equal(qt_nibble(r.codes, i), i == 13 ? 0 : 7);
-    result_free(&r);
-    for (unsigned i = 0; i < 64; i++)
-        src[i] = i == 63 ? FLT_MAX : -FLT_MAX;
-    r = quantize(src, QC_DTYPE_F32, 64, 64);
-    for (unsigned i = 0; i < 64; i++)
-        assert_int_equal(qt_nibble(r.codes, i), i == 63 ? 15 : 0);
-    assert_true(isfinite(r.sums.sum_xx) && r.sums.sum_xx > 0.0);
-    result_free(&r);
-}
-
 /* A NaN or an infinity at each position of every kind of block, with others behind it. */
 TEST(test_offenders)
 {
