@@ -1,5 +1,5 @@
 /* The matmul's C API: empty shapes, what preparing leaves, every path from
- * end to end, cuBLAS and its absence, graphs, threads. On the CPU shim cuBLAS is a stand-in. */
+ * end to end, cuBLAS and its absence, threads. On the CPU shim cuBLAS is a stand-in. */
 #include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_kernels.h"
@@ -604,7 +604,7 @@ TEST(test_grid_steps)
 }
 #endif
 
-/* ---- graphs and threads ---------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 typedef struct {
     const qc_matmul *h;

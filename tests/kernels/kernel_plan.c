@@ -88,7 +88,6 @@ TEST(test_auto)
     assert_int_equal(chosen(pascal(), 9, 8192, 8192), QC_MATMUL_GEMV);
     expect_gemm_from(pascal(), 8192, 8192, 257, QC_MATMUL_GEMV);
     expect_gemm_from(v100(), 1024, 8192, 257, QC_MATMUL_MMA_884);
-    expect_gemm_from(t4(), 8192, 8192, 129, QC_MATMUL_MMA_884);
     expect_gemm_from(t4(), 1024, 8192, 65, QC_MATMUL_MMA_884);
     /* Where the tiles of these have the shape, whatever N. */
     expect_gemm_from(a100(), 28672, 8192, 193, QC_MATMUL_MMA_16816);
@@ -109,17 +108,12 @@ TEST(test_auto)
     expect_gemm_from(a100(), 4096, 2016, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(a100(), 4096, 4128, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(a100(), 1024, 480, 17, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx3090(), 8192, 8160, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx3090(), 4096, 4128, 65, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx3090(), 1024, 8160, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx4090(), 28672, 8160, 257, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx4090(), 8192, 8160, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx4090(), 4096, 4128, 65, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx4090(), 1024, 8160, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 28672, 8160, 65, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 17920, 8160, 49, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 8960, 8160, 33, QC_MATMUL_MMA_16816);
-    expect_gemm_from(h200(), 8192, 8160, 17, QC_MATMUL_MMA_16816);
 }
 
 /* Rules go by ranges of compute capabilities, so that those which come between and after have
