@@ -5,6 +5,7 @@
 #include "convert/run/part_run.h"
 #include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
+#include "tests/fixtures/test_world.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,33 +17,25 @@
 
 static const qc_call quiet = {.quiet = 1};
 
-typedef struct {
-    char root[64], source[96], out[96];
-    qc_arena arena;
-} world;
+static qc_arena arena;
 
 static int setup(void **state)
 {
-    static world w;
-    memset(&w, 0, sizeof w);
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.source, sizeof w.source, "%s/source", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    qc_arena_init(&w.arena);
-    *state = &w;
+    qc_arena_init(&arena);
+    *state = world_in(test_folder);
     return 0;
 }
 
 static int teardown(void **state)
 {
-    world *w = *state;
-    qc_arena_deinit(&w->arena);
+    (void)state;
+    qc_arena_deinit(&arena);
     return 0;
 }
 
-static void enter(world *w, qc_output_dir *d, unsigned part, unsigned of)
+static void enter(const world *w, qc_output_dir *d, unsigned part, unsigned of)
 {
-    assert_int_equal(qc_output_dir_open(d, &w->arena, w->out, w->source, 0, part, of, NULL), QC_OK);
+    assert_int_equal(qc_output_dir_open(d, &arena, w->out, w->model, 0, part, of, NULL), QC_OK);
 }
 
 static void write_journal(const qc_output_dir *d, const char *name, const char *identity)
@@ -92,7 +85,7 @@ static void sleep_ms(long ms)
 
 TEST_WITH(one_at_a_time, setup, teardown)
 {
-    world *w = *state;
+    const world *w = *state;
     qc_output_dir a, b;
     waiter second = {.st = QC_ERR_INTERNAL};
     qc_file turn = QC_FILE_CLOSED;
@@ -136,7 +129,7 @@ TEST_WITH(one_at_a_time, setup, teardown)
 
 TEST_WITH(waiting_ends_with_a_signal, setup, teardown)
 {
-    world *w = *state;
+    const world *w = *state;
     qc_output_dir a, b;
     waiter second = {.st = QC_OK};
     qc_file turn = QC_FILE_CLOSED;
@@ -159,7 +152,7 @@ TEST_WITH(waiting_ends_with_a_signal, setup, teardown)
 
 TEST_WITH(the_holder_of_a_turn_is_known, setup, teardown)
 {
-    world *w = *state;
+    const world *w = *state;
     qc_output_dir d;
     qc_file turn = QC_FILE_CLOSED, seen = QC_FILE_CLOSED;
     int gone = 1;
@@ -194,7 +187,7 @@ static void refuses(const qc_output_dir *d, unsigned part, unsigned of, int rest
 
 TEST_WITH(journals_of_others, setup, teardown)
 {
-    world *w = *state;
+    const world *w = *state;
     qc_output_dir d;
     int yes = 1;
     enter(w, &d, 0, 3);
@@ -231,7 +224,7 @@ TEST_WITH(journals_of_others, setup, teardown)
 
 TEST_WITH(other_options, setup, teardown)
 {
-    world *w = *state;
+    const world *w = *state;
     qc_output_dir d, second;
     enter(w, &d, 0, 3);
     write_journal(&d, "journal-00002-of-00003", "format=1\nparts=3\n--to=int8\n");
@@ -257,13 +250,12 @@ TEST_WITH(other_options, setup, teardown)
 
 TEST_WITH(damage_is_named, setup, teardown)
 {
-    world *w = *state;
+    const world *w = *state;
     qc_output_dir d;
     qc_error err = {0};
     const char *path = NULL;
     enter(w, &d, 0, 3);
-    assert_int_equal(qc_path_join(&w->arena, &path, d.staging, "journal-00002-of-00003", NULL),
-                     QC_OK);
+    assert_int_equal(qc_path_join(&arena, &path, d.staging, "journal-00002-of-00003", NULL), QC_OK);
     assert_int_equal(qc_file_put(path, "no journal at all", 17, NULL), QC_OK);
     assert_int_equal(check(&d, 0, 3, 0, &err), QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "part 2 of 3"));
