@@ -2,6 +2,28 @@
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fit_fixture.h"
 
+static fixture x;
+static qc_arena arena;
+static qc_fit f;
+
+static int free_arena(void **state)
+{
+    (void)state;
+    qc_arena_deinit(&arena);
+    return 0;
+}
+
+static void place(void)
+{
+    make(&x, &arena, &f);
+}
+
+static void fits(void)
+{
+    place();
+    assert_true(f.fits);
+}
+
 TEST(budgets_are_rounded_down)
 {
     assert_int_equal(qc_fit_budget_bytes(40000000000, 0.9), 36000000000);
@@ -26,106 +48,96 @@ TEST(contexts_are_chosen)
     assert_int_equal(qc_fit_context(&g, &o), 9);
 }
 
-static uint64_t workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
-                                uint32_t layer, uint64_t largest_weight)
+static void expect_workspace(qc_segment_kind kind, uint32_t layer, uint64_t largest_weight,
+                             uint64_t want)
 {
-    return qc_workspace_bytes(g, o, kind, layer, largest_weight, qc_fit_has_cross(g));
+    assert_int_equal(qc_workspace_bytes(&x.geometry, &x.options, kind, layer, largest_weight,
+                                        qc_fit_has_cross(&x.geometry)),
+                     want);
 }
 
 /* docs/theory/sizes.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
 TEST(workspaces_are_as_documented)
 {
-    fixture x;
     begin_fixture(&x);
     add_layer(&x, 0);
-    const qc_geometry *g = &x.geometry;
-    qc_fit_options o = x.options;
     /* 2 B * 1000 tokens * (4 * 100 + 2 * 50 + 12 + 3 * 400) */
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3424000);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 3424154);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_EMBEDDING, UINT32_MAX, 0), 200000);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 3424000);
+    expect_workspace(QC_SEGMENT_LAYER, 0, 77, 3424154);
+    expect_workspace(QC_SEGMENT_EMBEDDING, UINT32_MAX, 0, 200000);
+    expect_workspace(QC_SEGMENT_NORM, UINT32_MAX, 0, 400000);
+    expect_workspace(QC_SEGMENT_HEAD, UINT32_MAX, 0, 204000);
+    expect_workspace(QC_SEGMENT_EXTRA, 5, 1000, 0);
     /* A prompt is read whole, or in steps; every sequence of a batch takes one. */
-    o.context = 100000;
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 100000 * 200 + 4000);
-    o.prefill = 100001;
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
-    o.prefill = 2048;
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1712);
-    o.batch = 3;
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1712);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * (2048 * 200 + 4000));
+    x.options.context = 100000;
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 100000 * 1712);
+    expect_workspace(QC_SEGMENT_HEAD, 0, 0, 100000 * 200 + 4000);
+    x.options.prefill = 100001;
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 100000 * 1712);
+    x.options.prefill = 2048;
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 2048 * 1712);
+    x.options.batch = 3;
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 3 * 2 * 2048 * 1712);
+    expect_workspace(QC_SEGMENT_HEAD, 0, 0, 3 * (2048 * 200 + 4000));
     /* An encoder sees its text whole and gives no logits. */
     x.geometry.decoder = 0;
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0),
-                     (uint64_t)3 * 2 * 100000 * 1712);
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * 100000 * 200);
-    o.context = UINT64_MAX;
-    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, (uint64_t)3 * 2 * 100000 * 1712);
+    expect_workspace(QC_SEGMENT_HEAD, 0, 0, 3 * 100000 * 200);
+    x.options.context = UINT64_MAX;
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, UINT64_MAX);
 }
 
 TEST(attention_counts_where_it_is_wider)
 {
-    fixture x;
     begin_fixture(&x);
     add_layer(&x, 0);
     x.geometry.intermediate = 0;
-    const qc_geometry *g = &x.geometry;
     /* q and its output 2 * 100, k and v 2 * 50 */
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (512 + 300));
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 1000 * (512 + 300));
     /* latent: q 2 * 100, latent 60; keys and values of the whole context twice, 2 * 160, also where
      * the prompt comes in steps of 10 */
     x.layers[0] = (qc_layer_geometry){
         .attention = QC_ATTENTION_MLA, .kv_elems = 60, .kv_elems_expanded = 160};
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (512 + 260 + 320));
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 1000 * (512 + 260 + 320));
     x.options.prefill = 10;
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * (10 * (512 + 260) + 1000 * 320));
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * (10 * (512 + 260) + 1000 * 320));
     x.options.prefill = 0;
     /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
     x.options.mla_absorbed = 1;
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (512 + 500));
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 1000 * (512 + 500));
     x.options.mla_expanded = 1;
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (512 + 360));
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * 1000 * (512 + 360));
     /* Images: what the tower hands to the layers stays while the prompt is read. */
     x.layers[0] = (qc_layer_geometry){.attention = QC_ATTENTION_CROSS, .kv_elems = 100};
     x.geometry.media_positions = 7;
     x.geometry.vision_hidden = 11;
     x.options.images = 2;
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * (1000 * (512 + 200) + 2 * 7 * 100));
-    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_VISION, 0, 0), 2 * 2 * 7 * 10 * 11);
+    expect_workspace(QC_SEGMENT_LAYER, 0, 0, 2 * (1000 * (512 + 200) + 2 * 7 * 100));
+    expect_workspace(QC_SEGMENT_VISION, 0, 0, 2 * 2 * 7 * 10 * 11);
 }
 
-/* Embedding 10, four layers of 20 with a cache of 2 each, norm, head 10 (MB), on two equal GPUs. */
-static void four_layers(fixture *x)
+/* Embedding 10, four layers of 20 with a cache of 2 each, norm, head 10 (MB), on one GPU, a CPU or
+ * both. */
+static void four_layers(uint64_t gpu, uint64_t cpu)
 {
-    begin_fixture(x);
-    add_segment(x, QC_SEGMENT_EMBEDDING, 10 * MB);
+    begin_fixture(&x);
+    add_segment(&x, QC_SEGMENT_EMBEDDING, 10 * MB);
     for (int i = 0; i < 4; i++)
-        add_layer(x, 20 * MB);
-    add_segment(x, QC_SEGMENT_NORM, 200);
-    add_segment(x, QC_SEGMENT_HEAD, 10 * MB);
+        add_layer(&x, 20 * MB);
+    add_segment(&x, QC_SEGMENT_NORM, 200);
+    add_segment(&x, QC_SEGMENT_HEAD, 10 * MB);
+    if (gpu)
+        add_device(&x, QC_TIER_GPU, gpu);
+    if (cpu)
+        add_device(&x, QC_TIER_CPU, cpu);
 }
 
 TEST(two_gpus_share_by_hand)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
-    four_layers(&x);
-    add_device(&x, QC_TIER_GPU, 100 * MB);
+    four_layers(100 * MB, 0);
     add_device(&x, QC_TIER_GPU, 100 * MB);
     x.options.margin = 0.8;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.weight_bytes, 100 * MB + 200);
     assert_int_equal(f.kv_bytes_per_token, 4 * 2000);
     assert_int_equal(f.kv_bytes, 8 * MB);
@@ -148,13 +160,9 @@ TEST(two_gpus_share_by_hand)
 
 TEST(short_by_what_is_missing)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
-    four_layers(&x);
+    four_layers(60 * MB, 0);
     add_device(&x, QC_TIER_GPU, 60 * MB);
-    add_device(&x, QC_TIER_GPU, 60 * MB);
-    make(&x, &arena, &f);
+    place();
     assert_false(f.fits);
     assert_int_equal(f.short_by_bytes, 2424200);
     assert_int_equal(f.short_device, 1);
@@ -163,27 +171,20 @@ TEST(short_by_what_is_missing)
     /* To the byte. */
     x.device[0].total_bytes += 2424000;
     x.device[1].total_bytes += 2424200;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.devices[0].free_bytes, 0);
     assert_int_equal(f.devices[1].free_bytes, 0);
     x.device[1].total_bytes--;
-    make(&x, &arena, &f);
+    place();
     assert_int_equal(f.short_by_bytes, 1);
 }
 
 /* One GPU: what goes first is the embedding; a layer goes through a buffer of its size. */
 TEST(spilling_by_hand)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
-    four_layers(&x);
     /* All of it needs 100.0002 + 8 + 3.424 + 5 = 116.4242 MB. */
-    add_device(&x, QC_TIER_GPU, 107 * MB);
-    add_device(&x, QC_TIER_CPU, 64 * MB);
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    four_layers(107 * MB, 64 * MB);
+    fits();
     assert_int_equal(f.device_of[0], 1);
     assert_int_equal(f.spilled, 1);
     assert_int_equal(f.devices[1].weight_bytes, 10 * MB);
@@ -195,14 +196,13 @@ TEST(spilling_by_hand)
 
     static const qc_card card = {.name = "slow", .host_link = 1e6};
     x.device[0].card = &card;
-    make(&x, &arena, &f);
+    place();
     assert_true(f.transfer_seconds == 10000 / 1e6);
     x.device[0].card = NULL;
 
     /* Head and two layers too: 32 + 13.4 MB of staging, workspace and context... */
     x.device[0].total_bytes = 80 * MB;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.devices[0].layers, 2);
     assert_int_equal(f.devices[0].first_layer, 0);
     assert_int_equal(f.devices[1].layers, 2);
@@ -215,13 +215,12 @@ TEST(spilling_by_hand)
 
     /* A byte less in the cpu tier and disk has to help, with what was spilled last. */
     x.device[1].total_bytes = 64 * MB - 1;
-    make(&x, &arena, &f);
+    place();
     assert_false(f.fits);
     assert_int_equal(f.short_by_bytes, 1);
     assert_int_equal(f.short_device, 1);
     add_device(&x, QC_TIER_DISK, UINT64_MAX);
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.device_of[3], 2);
     assert_int_equal(f.devices[2].free_bytes, UINT64_MAX);
     assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE + 22e6 / QC_DISK_RATE +
@@ -232,15 +231,9 @@ TEST(spilling_by_hand)
 /* It would pass a larger buffer, and cost a token more, than one more layer. */
 TEST(a_large_head_stays)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
-    four_layers(&x);
-    add_device(&x, QC_TIER_GPU, 99 * MB);
-    add_device(&x, QC_TIER_CPU, 1000 * MB);
+    four_layers(99 * MB, 1000 * MB);
     x.bytes[6] = 21 * MB;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.device_of[6], 0);
     assert_int_equal(f.devices[0].layers, 2);
     assert_int_equal(f.transfer_bytes_per_token, 10000 + 2 * 22 * MB);
@@ -249,32 +242,24 @@ TEST(a_large_head_stays)
     x.device[0].total_bytes = 88 * MB;
     x.geometry.experts = 8;
     x.geometry.experts_per_token = 2;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.device_of[6], 0);
     x.device[0].total_bytes = 41 * MB;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.device_of[1], 1); /* nothing is left but the head and the norm */
     assert_int_equal(f.device_of[6], 0);
     x.geometry.experts = 0;
-    make(&x, &arena, &f);
+    place();
     assert_int_equal(f.device_of[6], 1);
 }
 
 /* A head without weights of its own reads all of the table it follows. */
 TEST(a_tied_table_spills_as_a_head)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
-    four_layers(&x);
+    four_layers(90 * MB, 1000 * MB);
     x.segment[6].follows = 0;
     x.bytes[6] = 0;
-    add_device(&x, QC_TIER_GPU, 90 * MB);
-    add_device(&x, QC_TIER_CPU, 1000 * MB);
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.device_of[0], 1);
     assert_int_equal(f.device_of[6], 1);
     assert_int_equal(f.devices[0].layers, 2);
@@ -283,35 +268,25 @@ TEST(a_tied_table_spills_as_a_head)
 
 TEST(without_gpus_the_cpu_computes)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
-    four_layers(&x);
-    add_device(&x, QC_TIER_CPU, 200 * MB);
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    four_layers(0, 200 * MB);
+    fits();
     assert_int_equal(f.devices[0].context_bytes, 0);
     assert_int_equal(f.devices[0].workspace_bytes, 3424000);
     assert_int_equal(f.devices[0].layers, 4);
     x.device[0].total_bytes = 110 * MB;
     add_device(&x, QC_TIER_DISK, UINT64_MAX);
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.device_of[0], 1);
     assert_true(f.transfer_seconds == 10000 / QC_DISK_RATE);
 }
 
 TEST(an_unused_gpu_needs_nothing)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 10 * MB);
     add_device(&x, QC_TIER_GPU, 4 * MB); /* less than a context */
     add_device(&x, QC_TIER_GPU, 100 * MB);
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.devices[0].segments, 0);
     assert_int_equal(f.devices[0].context_bytes, 0);
     assert_int_equal(f.devices[0].free_bytes, 4 * MB);
@@ -390,9 +365,7 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
 
 TEST(sums_are_of_outputs)
 {
-    fixture x;
     plan_fixture p;
-    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 0);
     add_layer(&x, 0);
@@ -412,10 +385,7 @@ TEST(sums_are_of_outputs)
 
 TEST(a_token_moves_its_experts_only)
 {
-    fixture x;
     plan_fixture p;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 4096 + 7 + 4096000);
     add_layer(&x, 12288 + 256000 + 65536000);
@@ -423,13 +393,11 @@ TEST(a_token_moves_its_experts_only)
     add_device(&x, QC_TIER_GPU, 75 * MB);
     add_device(&x, QC_TIER_CPU, 80 * MB);
     x.options.context = 10;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.transfer_bytes_per_token, 0);
     /* The second layer alone would free nothing: it passes a buffer of its own size. */
     x.device[0].total_bytes = 74 * MB;
-    make(&x, &arena, &f);
-    assert_true(f.fits);
+    fits();
     assert_int_equal(f.spilled, 2);
     uint64_t kv = 2 * 20000, rest = 256000 + 65536000 + 4103;
     assert_int_equal(f.transfer_bytes_per_token, kv + rest + 12288 + 4096000);
@@ -437,26 +405,23 @@ TEST(a_token_moves_its_experts_only)
     assert_int_equal(f.transfer_bytes_per_token, kv + rest + 12288 + 4096000); /* dense */
     x.geometry.experts = 3;
     x.geometry.experts_per_token = 1;
-    make(&x, &arena, &f);
+    place();
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
     assert_int_equal(f.transfer_bytes_per_token, kv + rest + 4096 + 1365334); /* rounded up */
     assert_true(f.transfer_seconds > 0.0 && f.transfer_seconds < 1.0);
     x.options.batch = 2;
-    make(&x, &arena, &f);
+    place();
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
     assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 8192 + 2730667);
 }
 
 TEST(nothing_grows_without_a_geometry)
 {
-    fixture x;
-    qc_fit f;
-    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     x.geometry = (qc_geometry){.model_type = ""};
     add_segment(&x, QC_SEGMENT_EMBEDDING, MB);
     add_device(&x, QC_TIER_CPU, 2 * MB);
-    make(&x, &arena, &f);
+    place();
     uint64_t context = 0, batch = 0;
     assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
     assert_int_equal(qc_fit_max_batch(&batch, &f, &x.options, x.largest, NULL), QC_OK);
@@ -468,12 +433,11 @@ TEST(nothing_grows_without_a_geometry)
 
 TEST(no_memory_is_an_error)
 {
-    fixture x;
-    four_layers(&x);
-    add_device(&x, QC_TIER_GPU, 100 * MB);
+    four_layers(100 * MB, 0);
     EACH_ALLOCATION_FAILS (fault, 1) {
-        SCOPED(qc_arena) arena = {0};
-        qc_fit f;
+        qc_arena_deinit(&arena);
         fault.st = try_to_make(&x, &arena, &f, NULL);
     }
 }
+
+TEST_GROUP(NULL, free_arena)

@@ -78,35 +78,28 @@ TEST(groups_by_name)
     assert_int_equal(qc_expert_stem("a.experts.up_proj.weight"), 0);
 }
 
+static const char *const layer[] = {ATTENTION "q_proj.weight", ATTENTION "k_proj.weight",
+                                    ATTENTION "v_proj.weight", MLP "gate_proj.weight",
+                                    MLP "up_proj.weight",      NULL};
+
 static void add_layer(fixture *f)
 {
-    static const char *const list[] = {ATTENTION "q_proj.weight", ATTENTION "k_proj.weight",
-                                       ATTENTION "v_proj.weight", MLP "gate_proj.weight",
-                                       MLP "up_proj.weight",      NULL};
     fixture_config(f, "{\"model_type\":\"llama\",\"vocab_size\":512}");
-    names(f, list);
+    names(f, layer);
 }
 
 /* Checks what --to and the rules make of q, k, v, gate and up, one letter for each. */
 static void expect_choice(qc_to to, int split, const char *rules, const char *want)
 {
-    static const char *const order[] = {ATTENTION "q_proj.weight", ATTENTION "k_proj.weight",
-                                        ATTENTION "v_proj.weight", MLP "gate_proj.weight",
-                                        MLP "up_proj.weight"};
-    char globs[4][64], got[6] = "";
+    char got[6] = "";
     SCOPED(fixture) f = {0};
     fixture_init(&f, to);
     f.options.split_fused = split;
     add_layer(&f);
-    for (unsigned n = 0; *rules; n++) { /* "-*q_proj* +*k_proj*" */
-        size_t len = strcspn(rules + 1, " ");
-        (void)snprintf(globs[n], sizeof globs[n], "%.*s", (int)len, rules + 1);
-        fixture_rule(&f, *rules == '+', globs[n]);
-        rules += 1 + len + (rules[1 + len] == ' ');
-    }
+    fixture_rules(&f, rules);
     fixture_make_ok(&f);
     for (unsigned i = 0; i < 5; i++)
-        got[i] = qc_scheme_is_quantized(fixture_entry(&f, order[i])->scheme) ? 'Q' : '-';
+        got[i] = qc_scheme_is_quantized(fixture_entry(&f, layer[i])->scheme) ? 'Q' : '-';
     assert_string_equal(got, want);
 }
 

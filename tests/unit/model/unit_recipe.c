@@ -3,6 +3,9 @@
 #include "tests/fixtures/recipe_fixture.h"
 
 #define LAYER "model.layers.0."
+#define MOE   LAYER "block_sparse_moe."
+#define TEXT  "model.language_model."
+#define TOWER "model.vision_model."
 
 static const char llama[] = "{\"model_type\":\"llama\",\"vocab_size\":256}";
 
@@ -49,8 +52,7 @@ TEST(every_source_dtype)
 {
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
         SCOPED(fixture) f = {0};
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, llama);
+        fixture_start(&f, QC_TO_NF4, llama, "");
         fixture_add_dims(&f, LAYER "self_attn.q_proj.weight", (qc_dtype)t, 2, (uint64_t[]){64, 64});
         /* FP8 without scales beside it: the codes are the weights. */
         int fp8 = t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
@@ -71,52 +73,41 @@ TEST(every_source_dtype)
 
 TEST(deepseek_v3_layout)
 {
+    static const fixture_tensor tensors[] = {
+        {"model.embed_tokens.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_EMBEDDING},
+        {"lm_head.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_HEAD},
+        {"model.layers.3.mlp.gate.weight", 256, 64, QC_SCHEME_KEEP, QC_ROLE_ROUTER},
+        {"model.layers.3.mlp.experts.255.down_proj.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {"model.layers.3.self_attn.kv_b_proj.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {"model.layers.61.eh_proj.weight", 64, 128, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {"model.layers.61.embed_tokens.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_EMBEDDING},
+        {"model.layers.61.shared_head.head.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_HEAD},
+        {"model.layers.61.shared_head.norm.weight", 64, 0, QC_SCHEME_KEEP, QC_ROLE_NORM},
+        {0},
+    };
+    static const char bias[] = "model.layers.3.mlp.gate.e_score_correction_bias";
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":256}", "");
     f.options.rest = QC_REST_BF16;
-    fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":256}");
-    fixture_add(&f, "model.embed_tokens.weight", 512, 64);
-    fixture_add(&f, "lm_head.weight", 512, 64);
-    fixture_add(&f, "model.layers.3.mlp.gate.weight", 256, 64);
-    fixture_add_dims(&f, "model.layers.3.mlp.gate.e_score_correction_bias", QC_DTYPE_F32, 1,
-                     (uint64_t[]){256});
-    fixture_add(&f, "model.layers.3.mlp.experts.255.down_proj.weight", 64, 64);
-    fixture_add(&f, "model.layers.3.self_attn.kv_b_proj.weight", 64, 64);
-    fixture_add(&f, "model.layers.61.eh_proj.weight", 64, 128);
-    fixture_add(&f, "model.layers.61.embed_tokens.weight", 512, 64);
-    fixture_add(&f, "model.layers.61.shared_head.head.weight", 512, 64);
-    fixture_add_1d(&f, "model.layers.61.shared_head.norm.weight", 64);
-    fixture_make_ok(&f);
-    fixture_expect(&f, "model.layers.3.mlp.gate.weight", QC_SCHEME_KEEP, QC_ROLE_ROUTER);
+    fixture_add_dims(&f, bias, QC_DTYPE_F32, 1, (uint64_t[]){256});
+    fixture_check(&f, tensors, "lm_head model.layers.61.shared_head.head");
     /* Its dtype is part of the routing: not even --rest changes it. */
-    fixture_expect(&f, "model.layers.3.mlp.gate.e_score_correction_bias", QC_SCHEME_KEEP,
-                   QC_ROLE_BIAS);
-    fixture_expect(&f, "model.layers.3.mlp.experts.255.down_proj.weight", QC_SCHEME_NF4,
-                   QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.layers.3.self_attn.kv_b_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.layers.61.eh_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.layers.61.embed_tokens.weight", QC_SCHEME_KEEP, QC_ROLE_EMBEDDING);
-    fixture_expect(&f, "model.layers.61.shared_head.head.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
-    fixture_expect(&f, "model.layers.61.shared_head.norm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
-    fixture_expect_skips(&f, "lm_head model.layers.61.shared_head.head");
+    fixture_expect(&f, bias, QC_SCHEME_KEEP, QC_ROLE_BIAS);
 }
 
 TEST(mixtral_router_is_a_linear)
 {
+    static const fixture_tensor tensors[] = {
+        {"model.embed_tokens.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_EMBEDDING},
+        {"lm_head.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_HEAD},
+        {MOE "gate.weight", 8, 64, QC_SCHEME_KEEP, QC_ROLE_ROUTER},
+        {MOE "experts.7.w2.weight", 64, 64, QC_SCHEME_INT8_ROWS, QC_ROLE_LINEAR},
+        {LAYER "self_attn.o_proj.weight", 64, 64, QC_SCHEME_INT8_ROWS, QC_ROLE_LINEAR},
+        {0},
+    };
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_INT8);
-    fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":8}");
-    fixture_add(&f, "model.embed_tokens.weight", 512, 64);
-    fixture_add(&f, "lm_head.weight", 512, 64);
-    fixture_add(&f, LAYER "block_sparse_moe.gate.weight", 8, 64);
-    fixture_add(&f, LAYER "block_sparse_moe.experts.7.w2.weight", 64, 64);
-    fixture_add(&f, LAYER "self_attn.o_proj.weight", 64, 64);
-    fixture_make_ok(&f);
-    fixture_expect(&f, LAYER "block_sparse_moe.gate.weight", QC_SCHEME_KEEP, QC_ROLE_ROUTER);
-    fixture_expect(&f, LAYER "block_sparse_moe.experts.7.w2.weight", QC_SCHEME_INT8_ROWS,
-                   QC_ROLE_LINEAR);
-    fixture_expect(&f, LAYER "self_attn.o_proj.weight", QC_SCHEME_INT8_ROWS, QC_ROLE_LINEAR);
-    fixture_expect_skips(&f, "lm_head model.layers.0.block_sparse_moe.gate");
+    fixture_start(&f, QC_TO_INT8, "{\"model_type\":\"mixtral\",\"num_local_experts\":8}", "");
+    fixture_check(&f, tensors, "lm_head model.layers.0.block_sparse_moe.gate");
     fixture_rule(&f, 1, "*.block_sparse_moe.gate.weight");
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head");
@@ -124,19 +115,18 @@ TEST(mixtral_router_is_a_linear)
 
 TEST(qwen_moe_gates)
 {
+    static const fixture_tensor tensors[] = {
+        {"model.embed_tokens.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_EMBEDDING},
+        {LAYER "mlp.gate.weight", 60, 64, QC_SCHEME_KEEP, QC_ROLE_ROUTER},
+        {LAYER "mlp.shared_expert_gate.weight", 1, 64, QC_SCHEME_KEEP, QC_ROLE_ROUTER},
+        {LAYER "mlp.shared_expert.gate_proj.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {LAYER "mlp.experts.59.gate_proj.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {0},
+    };
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, "{\"model_type\":\"qwen2_moe\",\"num_experts\":60}");
-    fixture_add(&f, "model.embed_tokens.weight", 512, 64);
-    fixture_add(&f, LAYER "mlp.gate.weight", 60, 64);
-    fixture_add(&f, LAYER "mlp.shared_expert_gate.weight", 1, 64);
-    fixture_add(&f, LAYER "mlp.shared_expert.gate_proj.weight", 64, 64);
-    fixture_add(&f, LAYER "mlp.experts.59.gate_proj.weight", 64, 64);
-    fixture_make_ok(&f);
-    fixture_expect(&f, LAYER "mlp.shared_expert.gate_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
-    fixture_expect(&f, LAYER "mlp.experts.59.gate_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
-    fixture_expect_skips(&f,
-                         "lm_head model.layers.0.mlp.gate model.layers.0.mlp.shared_expert_gate");
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"qwen2_moe\",\"num_experts\":60}", "");
+    fixture_check(&f, tensors,
+                  "lm_head model.layers.0.mlp.gate model.layers.0.mlp.shared_expert_gate");
 }
 
 TEST(gpt2_is_transposed)
@@ -188,8 +178,7 @@ TEST(bert_with_and_without_prefix)
     for (size_t p = 0; p < 2; p++) {
         SCOPED(fixture) f = {0};
         char name[160];
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, "{\"model_type\":\"bert\",\"vocab_size\":512}");
+        fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"bert\",\"vocab_size\":512}", "");
         static const char *const linear[] = {
             "encoder.layer.3.attention.self.query.weight",
             "encoder.layer.3.attention.output.dense.weight",
@@ -222,33 +211,25 @@ TEST(bert_with_and_without_prefix)
 
 TEST(mllama_under_new_names)
 {
+    static const fixture_tensor tensors[] = {
+        {"lm_head.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_HEAD},
+        {TEXT "embed_tokens.weight", 520, 64, QC_SCHEME_KEEP, QC_ROLE_EMBEDDING},
+        {TEXT "layers.3.cross_attn.q_proj.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {TEXT "layers.4.mlp.up_proj.weight", 64, 64, QC_SCHEME_KEEP, QC_ROLE_LINEAR},
+        {TOWER "transformer.layers.0.mlp.fc1.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {TOWER "global_transformer.layers.7.self_attn.v_proj.weight", 64, 64, QC_SCHEME_NF4,
+         QC_ROLE_LINEAR},
+        {TOWER "gated_positional_embedding.tile_embedding.weight", 9, 4096, QC_SCHEME_KEEP,
+         QC_ROLE_EMBEDDING},
+        {"model.multi_modal_projector.weight", 64, 64, QC_SCHEME_NF4, QC_ROLE_LINEAR},
+        {0},
+    };
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"vocab_size\":512}}");
-    fixture_add(&f, "lm_head.weight", 512, 64);
-    fixture_add(&f, "model.language_model.embed_tokens.weight", 520, 64);
-    fixture_add(&f, "model.language_model.layers.3.cross_attn.q_proj.weight", 64, 64);
-    fixture_add(&f, "model.language_model.layers.4.mlp.up_proj.weight", 64, 64);
-    fixture_add(&f, "model.vision_model.transformer.layers.0.mlp.fc1.weight", 64, 64);
-    fixture_add(&f, "model.vision_model.global_transformer.layers.7.self_attn.v_proj.weight", 64,
-                64);
-    fixture_add(&f, "model.vision_model.gated_positional_embedding.tile_embedding.weight", 9, 4096);
-    fixture_add(&f, "model.multi_modal_projector.weight", 64, 64);
-    fixture_rule(&f, 0, "*.layers.4.*");
-    fixture_make_ok(&f);
-    fixture_expect(&f, "model.language_model.embed_tokens.weight", QC_SCHEME_KEEP,
-                   QC_ROLE_EMBEDDING);
-    fixture_expect(&f, "model.language_model.layers.3.cross_attn.q_proj.weight", QC_SCHEME_NF4,
-                   QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.vision_model.transformer.layers.0.mlp.fc1.weight", QC_SCHEME_NF4,
-                   QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.vision_model.global_transformer.layers.7.self_attn.v_proj.weight",
-                   QC_SCHEME_NF4, QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.vision_model.gated_positional_embedding.tile_embedding.weight",
-                   QC_SCHEME_KEEP, QC_ROLE_EMBEDDING);
-    fixture_expect(&f, "model.multi_modal_projector.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
-    fixture_expect_skips(&f, "language_model.model.layers.4.mlp.up_proj lm_head "
-                             "model.language_model.layers.4.mlp.up_proj");
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"mllama\",\"text_config\":{\"vocab_size\":512}}",
+                  "-*.layers.4.*");
+    fixture_check(&f, tensors,
+                  "language_model.model.layers.4.mlp.up_proj lm_head "
+                  "model.language_model.layers.4.mlp.up_proj");
 }
 
 /* A head in the file that stands for the embeddings too, told in three ways. */
@@ -270,8 +251,7 @@ TEST(tied_heads)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SCOPED(fixture) f = {0};
         qc_st_meta meta = {"model.embed_tokens.weight", "lm_head.weight"};
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, cases[i].config);
+        fixture_start(&f, QC_TO_NF4, cases[i].config, "");
         if (cases[i].meta) {
             f.model.meta = &meta;
             f.model.meta_count = 1;
@@ -360,8 +340,7 @@ TEST(globs_that_help_nobody)
 TEST(rest_casts_what_is_kept)
 {
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, llama);
+    fixture_start(&f, QC_TO_NF4, llama, "");
     f.options.rest = QC_REST_FP16;
     fixture_add_dims(&f, "model.norm.weight", QC_DTYPE_F32, 1, (uint64_t[]){64});
     fixture_add_dims(&f, "model.embed_tokens.weight", QC_DTYPE_F64, 2, (uint64_t[]){256, 64});
@@ -387,19 +366,17 @@ TEST(rest_casts_what_is_kept)
 
 TEST(to_float_casts_all_but_kept)
 {
+    static const fixture_tensor tensors[] = {
+        {"model.embed_tokens.weight", 256, 64, QC_SCHEME_CAST, QC_ROLE_EMBEDDING},
+        {LAYER "self_attn.q_proj.weight", 64, 64, QC_SCHEME_CAST, QC_ROLE_LINEAR},
+        {"model.norm.weight", 64, 0, QC_SCHEME_KEEP, QC_ROLE_NORM},
+        {0},
+    };
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_FP16);
-    fixture_config(&f, llama);
-    fixture_add(&f, "model.embed_tokens.weight", 256, 64);
-    fixture_add(&f, LAYER "self_attn.q_proj.weight", 64, 64);
-    fixture_add_1d(&f, "model.norm.weight", 64);
+    fixture_start(&f, QC_TO_FP16, llama, "-model.norm.*");
     fixture_add_dims(&f, LAYER "self_attn.rotary_emb.inv_freq", QC_DTYPE_F32, 1, (uint64_t[]){8});
-    fixture_rule(&f, 0, "model.norm.*");
-    fixture_make_ok(&f);
-    fixture_expect(&f, "model.embed_tokens.weight", QC_SCHEME_CAST, QC_ROLE_EMBEDDING);
+    fixture_check(&f, tensors, "");
     assert_string_equal(fixture_entry(&f, "model.embed_tokens.weight")->why, "--to fp16");
-    fixture_expect(&f, LAYER "self_attn.q_proj.weight", QC_SCHEME_CAST, QC_ROLE_LINEAR);
-    fixture_expect(&f, "model.norm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
     assert_string_equal(fixture_entry(&f, "model.norm.weight")->why, "--keep model.norm.*");
     fixture_expect(&f, LAYER "self_attn.rotary_emb.inv_freq", QC_SCHEME_KEEP, QC_ROLE_OTHER);
 }
@@ -464,8 +441,7 @@ TEST(general_rules)
     };
     for (size_t c = 0; c < sizeof configs / sizeof *configs; c++) {
         SCOPED(fixture) f = {0};
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, configs[c]);
+        fixture_start(&f, QC_TO_NF4, configs[c], "");
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
             fixture_add_dims(&f, cases[i].name, QC_DTYPE_F32, cases[i].ndim, cases[i].dims);
         fixture_make_ok(&f);
@@ -533,32 +509,28 @@ TEST(hidden_heads)
 
 TEST(held_in_32_bit)
 {
+    static const char wo[] = "encoder.block.0.layer.1.DenseReluDense.wo.weight";
+    static const fixture_tensor tensors[] = {
+        {"shared.weight", 512, 64, QC_SCHEME_KEEP, QC_ROLE_EMBEDDING},
+        {"encoder.block.0.layer.1.DenseReluDense.wi.weight", 128, 64, QC_SCHEME_NF4,
+         QC_ROLE_LINEAR},
+        {wo, 64, 128, QC_SCHEME_KEEP, QC_ROLE_LINEAR},
+        {0},
+    };
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, "{\"model_type\":\"t5\",\"vocab_size\":512}");
-    fixture_add(&f, "shared.weight", 512, 64);
-    fixture_add(&f, "encoder.block.0.layer.1.DenseReluDense.wi.weight", 128, 64);
-    fixture_add(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", 64, 128);
-    fixture_make_ok(&f);
-    fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wi.weight", QC_SCHEME_NF4,
-                   QC_ROLE_LINEAR);
-    fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", QC_SCHEME_KEEP,
-                   QC_ROLE_LINEAR);
-    assert_true(fixture_skips(&f, "encoder.block.0.layer.1.DenseReluDense.wo"));
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"t5\",\"vocab_size\":512}", "");
+    fixture_check(&f, tensors,
+                  "classification_head encoder.block.0.layer.1.DenseReluDense.wo lm_head");
     /* In float16 it overflows: written as transformers holds it, unless --keep says otherwise. */
     for (size_t i = 0; i < f.model.tensor_count; i++)
         f.model.tensors[i].dtype = QC_DTYPE_F16;
     fixture_make_ok(&f);
-    fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", QC_SCHEME_CAST,
-                   QC_ROLE_LINEAR);
-    assert_int_equal(
-        fixture_entry(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight")->out_dtype,
-        QC_DTYPE_F32);
+    fixture_expect(&f, wo, QC_SCHEME_CAST, QC_ROLE_LINEAR);
+    assert_int_equal(fixture_entry(&f, wo)->out_dtype, QC_DTYPE_F32);
     fixture_expect(&f, "shared.weight", QC_SCHEME_KEEP, QC_ROLE_EMBEDDING);
     fixture_rule(&f, 0, "*.wo.weight");
     fixture_make_ok(&f);
-    fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", QC_SCHEME_KEEP,
-                   QC_ROLE_LINEAR);
+    fixture_expect(&f, wo, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     fixture_rule(&f, 1, "*.wo.weight");
     fixture_make_fails(&f, QC_ERR_USAGE, "wo.weight", "32 bit");
 }
@@ -569,8 +541,7 @@ TEST(packed_by_other_tools)
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
         SCOPED(fixture) f = {0};
         char name[128];
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, llama);
+        fixture_start(&f, QC_TO_NF4, llama, "");
         (void)snprintf(name, sizeof name, LAYER "self_attn.q_proj.%s", leaves[i]);
         fixture_add_dims(&f, name, QC_DTYPE_I32, 2, (uint64_t[]){8, 64});
         fixture_add_dims(&f, LAYER "self_attn.q_proj.scales", QC_DTYPE_F16, 2, (uint64_t[]){8, 64});

@@ -68,8 +68,7 @@ TEST(fp8_blocks)
 TEST(fp8_kept_with_its_scales)
 {
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, deepseek);
+    fixture_start(&f, QC_TO_NF4, deepseek, "");
     add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
     add2(&f, Q "_scale_inv", QC_DTYPE_F32, 2, 2);
     fixture_rule(&f, 0, "*.q_proj.weight");
@@ -101,8 +100,7 @@ TEST(fp8_other_scales)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SCOPED(fixture) f = {0};
-        fixture_init(&f, QC_TO_INT8);
-        fixture_config(&f, "{\"model_type\":\"llama\",\"torch_dtype\":\"float16\"}");
+        fixture_start(&f, QC_TO_INT8, "{\"model_type\":\"llama\",\"torch_dtype\":\"float16\"}", "");
         add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
         fixture_add_dims(&f, Q "_scale", QC_DTYPE_BF16, cases[i].ndim, cases[i].dims);
         fixture_add_dims(&f, "model.layers.0.self_attn.q_proj.input_scale", QC_DTYPE_F32, 0, NULL);
@@ -159,8 +157,7 @@ TEST(mxfp4_passes_through)
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         SCOPED(fixture) f = {0};
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, configs[i]);
+        fixture_start(&f, QC_TO_NF4, configs[i], "");
         add_experts(&f, 96, 3);
         fixture_make_ok(&f);
         fixture_expect(&f, UP "_blocks", QC_SCHEME_KEEP, QC_ROLE_PACKED);
@@ -272,8 +269,7 @@ static void expect_part(const fixture *f, const char *name, uint64_t begin, uint
 TEST(fused_experts)
 {
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":2}");
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"mixtral\",\"num_local_experts\":2}", "");
     add3(&f, UP, QC_DTYPE_BF16, 2, 128, 96);
     f.model.tensors[0].begin = 1000;
     f.model.tensors[0].file = 3;
@@ -341,8 +337,7 @@ TEST(fused_fp8_experts)
     static const uint64_t shapes[][2] = {{192, 3}, {256, 5}, {192, 4}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         SCOPED(fixture) f = {0};
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, config);
+        fixture_start(&f, QC_TO_NF4, config, "");
         add_fp8_experts(&f, shapes[i][0], shapes[i][1]);
         split(&f);
         assert_int_equal(f.model.tensor_count, 4);
@@ -367,8 +362,7 @@ TEST(stacks_that_stay)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SCOPED(fixture) f = {0};
-        fixture_init(&f, QC_TO_NF4);
-        fixture_config(&f, cases[i].config);
+        fixture_start(&f, QC_TO_NF4, cases[i].config, "");
         add3(&f, UP, cases[i].dtype, 2, cases[i].up[0], cases[i].up[1]);
         add3(&f, "model.layers.0.mlp.experts.down_proj", cases[i].dtype, 2, cases[i].down[0],
              cases[i].down[1]);

@@ -2,36 +2,39 @@
  * that it stores the other way round. */
 #include "tests/fixtures/recipe_fixture.h"
 
+#define TOWER "vision_tower.vision_model.encoder.layers."
+
 /* Heads that a class for labels adds to a model whose file has none of them, unless the name would
  * catch what is quantized. */
 TEST(heads_of_other_classes)
 {
     SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, "{\"model_type\":\"qwen2\",\"vocab_size\":512}");
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"qwen2\",\"vocab_size\":512}",
+                  "+*.score.up.weight");
     fixture_add(&f, "model.layers.0.mlp.up_proj.weight", 64, 64);
     fixture_add(&f, "model.layers.0.score.up.weight", 64, 64);
-    fixture_rule(&f, 1, "*.score.up.weight");
     fixture_make_ok(&f);
     assert_true(fixture_skips(&f, "classifier"));
     assert_true(fixture_skips(&f, "qa_outputs"));
     assert_false(fixture_skips(&f, "score"));
-    fixture_init(&f, QC_TO_NF4); /* a part's own type has a head of its own */
-    fixture_config(&f, "{\"model_type\":\"vision-encoder-decoder\",\"decoder\":"
-                       "{\"model_type\":\"trocr\",\"vocab_size\":512}}");
+    /* A part's own type has a head of its own. */
+    fixture_start(&f, QC_TO_NF4,
+                  "{\"model_type\":\"vision-encoder-decoder\",\"decoder\":"
+                  "{\"model_type\":\"trocr\",\"vocab_size\":512}}",
+                  "");
     fixture_add(&f, "decoder.model.decoder.layers.0.fc1.weight", 64, 64);
     fixture_make_ok(&f);
     assert_true(fixture_skips(&f, "output_projection"));
-    fixture_init(&f, QC_TO_NF4); /* what transformers leaves alone */
-    fixture_config(&f, "{\"model_type\":\"clip\"}");
+    /* What transformers leaves alone. */
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"clip\"}", "");
     fixture_add(&f, "text_projection.weight", 64, 64);
     fixture_add(&f, "visual_projection.weight", 64, 64);
     fixture_make_ok(&f);
     fixture_expect(&f, "text_projection.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
     fixture_expect(&f, "visual_projection.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     assert_true(fixture_skips(&f, "text_projection"));
-    fixture_init(&f, QC_TO_NF4); /* one copy in the file, one for each layer in memory */
-    fixture_config(&f, "{\"model_type\":\"grounding-dino\",\"decoder_layers\":2}");
+    /* One copy in the file, one for each layer in memory. */
+    fixture_start(&f, QC_TO_NF4, "{\"model_type\":\"grounding-dino\",\"decoder_layers\":2}", "");
     fixture_add(&f, "bbox_embed.0.layers.0.weight", 64, 64);
     fixture_add(&f, "bbox_embed.0.layers.2.weight", 4, 64);
     fixture_add(&f, "model.encoder_output_bbox_embed.layers.0.weight", 64, 64);
@@ -47,49 +50,48 @@ TEST(names_in_memory)
 {
     static const char llava[] = "{\"model_type\":\"llava\",\"text_config\":{\"vocab_size\":512},"
                                 "\"vision_config\":{}}";
-    SCOPED(fixture) f = {0};
-    fixture_init(&f, QC_TO_NF4);
-    fixture_config(&f, llava);
-    fixture_add(&f, "language_model.model.layers.0.mlp.up_proj.weight", 64, 64);
-    fixture_add(&f, "language_model.model.layers.1.mlp.up_proj.weight", 64, 64);
-    fixture_add(&f, "multi_modal_projector.linear_1.weight", 64, 64);
-    fixture_add(&f, "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", 64, 64);
-    fixture_add(&f, "vision_tower.vision_model.encoder.layers.1.mlp.fc1.weight", 64, 64);
-    fixture_rule(&f, 0, "vision_tower.*");
-    fixture_rule(&f, 0, "*.layers.0.*");
-    fixture_make_ok(&f);
-    fixture_expect_skips(&f, "language_model.model.layers.0.mlp.up_proj lm_head "
-                             "model.language_model.layers.0.mlp.up_proj "
-                             "model.vision_tower vision_tower");
-    fixture_init(&f, QC_TO_NF4); /* a tower of which only a part stays */
-    fixture_config(&f, llava);
-    fixture_add(&f, "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", 64, 64);
-    fixture_add(&f, "vision_tower.vision_model.encoder.layers.1.mlp.fc1.weight", 64, 64);
-    fixture_rule(&f, 0, "*.layers.0.*");
-    fixture_make_ok(&f);
-    fixture_expect_skips(&f, "lm_head model.vision_tower.encoder.layers.0.mlp.fc1 "
-                             "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1 "
-                             "vision_tower.encoder.layers.0.mlp.fc1 "
-                             "vision_tower.vision_model.encoder.layers.0.mlp.fc1");
-    fixture_init(&f, QC_TO_NF4); /* language layers without a word of it */
-    fixture_config(&f, "{\"model_type\":\"qwen2_vl\",\"vocab_size\":512,\"vision_config\":{}}");
-    fixture_add(&f, "model.layers.0.mlp.up_proj.weight", 64, 64);
-    fixture_add(&f, "visual.blocks.0.mlp.fc1.weight", 64, 64);
-    fixture_rule(&f, 0, "model.*");
-    fixture_make_ok(&f);
-    fixture_expect_skips(&f, "lm_head model.language_model.layers.0.mlp.up_proj "
-                             "model.layers.0.mlp.up_proj");
-    fixture_init(&f, QC_TO_NF4); /* ViT, renamed inside */
-    fixture_config(&f, "{\"model_type\":\"vit\"}");
-    fixture_add(&f, "vit.encoder.layer.0.attention.attention.query.weight", 64, 64);
-    fixture_add(&f, "vit.encoder.layer.1.attention.attention.query.weight", 64, 64);
-    fixture_add(&f, "vit.encoder.layer.0.output.dense.weight", 64, 64);
-    fixture_rule(&f, 0, "*.layer.0.*");
-    fixture_make_ok(&f);
-    fixture_expect_skips(&f, "lm_head vit.encoder.layer.0.attention.attention.query "
-                             "vit.encoder.layer.0.attention.q_proj "
-                             "vit.encoder.layer.0.mlp.fc2 vit.encoder.layer.0.output.dense "
-                             "vit.layers.0.attention.q_proj vit.layers.0.mlp.fc2");
+    static const struct {
+        const char *config, *rules, *names[6], *skips;
+    } cases[] = {
+        {llava,
+         "-vision_tower.* -*.layers.0.*",
+         {"language_model.model.layers.0.mlp.up_proj.weight",
+          "language_model.model.layers.1.mlp.up_proj.weight",
+          "multi_modal_projector.linear_1.weight", TOWER "0.mlp.fc1.weight",
+          TOWER "1.mlp.fc1.weight"},
+         "language_model.model.layers.0.mlp.up_proj lm_head "
+         "model.language_model.layers.0.mlp.up_proj model.vision_tower vision_tower"},
+        /* a tower of which only a part stays */
+        {llava,
+         "-*.layers.0.*",
+         {TOWER "0.mlp.fc1.weight", TOWER "1.mlp.fc1.weight"},
+         "lm_head model.vision_tower.encoder.layers.0.mlp.fc1 "
+         "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1 "
+         "vision_tower.encoder.layers.0.mlp.fc1 "
+         "vision_tower.vision_model.encoder.layers.0.mlp.fc1"},
+        /* language layers without a word of it */
+        {"{\"model_type\":\"qwen2_vl\",\"vocab_size\":512,\"vision_config\":{}}",
+         "-model.*",
+         {"model.layers.0.mlp.up_proj.weight", "visual.blocks.0.mlp.fc1.weight"},
+         "lm_head model.language_model.layers.0.mlp.up_proj model.layers.0.mlp.up_proj"},
+        /* ViT, renamed inside */
+        {"{\"model_type\":\"vit\"}",
+         "-*.layer.0.*",
+         {"vit.encoder.layer.0.attention.attention.query.weight",
+          "vit.encoder.layer.1.attention.attention.query.weight",
+          "vit.encoder.layer.0.output.dense.weight"},
+         "lm_head vit.encoder.layer.0.attention.attention.query "
+         "vit.encoder.layer.0.attention.q_proj vit.encoder.layer.0.mlp.fc2 "
+         "vit.encoder.layer.0.output.dense vit.layers.0.attention.q_proj vit.layers.0.mlp.fc2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SCOPED(fixture) f = {0};
+        fixture_start(&f, QC_TO_NF4, cases[i].config, cases[i].rules);
+        for (const char *const *name = cases[i].names; *name; name++)
+            fixture_add(&f, *name, 64, 64);
+        fixture_make_ok(&f);
+        fixture_expect_skips(&f, cases[i].skips);
+    }
 }
 
 /* GPT-2 as a part of something else: [in, out] by its bias, by its name where it is square. */

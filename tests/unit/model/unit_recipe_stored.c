@@ -74,6 +74,11 @@ static void add_text(fixture *f, const char *name, const char *text)
 
 #define Q "model.layers.0.self_attn.q_proj."
 
+/* The text that says how a weight was quantized. */
+#define STATE(type, block_size, dtype, shape)                                                      \
+    "{\"quant_type\": \"" type "\", \"blocksize\": " block_size ", \"dtype\": \"" dtype            \
+    "\", \"shape\": " shape "}"
+
 /* 96 x 100 weights, 150 blocks of 64. */
 static void add_nf4(fixture *f, int nested)
 {
@@ -88,8 +93,7 @@ static void add_nf4(fixture *f, int nested)
              nested ? "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", "
                       "\"shape\": [96, 100], \"nested_blocksize\": 256, "
                       "\"nested_dtype\": \"float32\", \"nested_offset\": 0.5}"
-                    : "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float16\", "
-                      "\"shape\": [96, 100]}");
+                    : STATE("nf4", "64", "float16", "[96, 100]"));
 }
 
 static void add_rows(fixture *f)
@@ -103,9 +107,7 @@ static void add_block_int8(fixture *f)
 {
     add(f, Q "weight", QC_DTYPE_I8, 2, 9600, 1);
     add(f, Q "weight.absmax", QC_DTYPE_F32, 1, 75, 0);
-    add_text(f, Q "weight.quant_state.qconv__int8",
-             "{\"quant_type\": \"int8\", \"blocksize\": 128, \"dtype\": \"float32\", "
-             "\"shape\": [96, 100]}");
+    add_text(f, Q "weight.quant_state.qconv__int8", STATE("int8", "128", "float32", "[96, 100]"));
 }
 
 static void add_rest(fixture *f)
@@ -231,8 +233,7 @@ TEST(fp4_names_its_own_map)
     add_nf4(&f, 0);
     drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
     add_text(&f, Q "weight.quant_state.bitsandbytes__fp4",
-             "{\"quant_type\": \"fp4\", \"blocksize\": 64, \"dtype\": \"float16\", "
-             "\"shape\": [96, 100]}");
+             STATE("fp4", "64", "float16", "[96, 100]"));
     make_ok(&f);
     assert_int_equal(entry(&f, Q "weight")->stored->stored_as, QC_SCHEME_NF4);
     assert_int_equal(entry(&f, Q "weight")->stored->fp4, 1);
@@ -385,21 +386,11 @@ TEST(states_that_do_not_fit)
     } cases[] = {
         {"{}", "quant_state"},
         {"not json", "quant_state"},
-        {"{\"quant_type\": \"fp4\", \"blocksize\": 64, \"dtype\": \"float16\", "
-         "\"shape\": [96, 100]}",
-         "fp4"},
-        {"{\"quant_type\": \"nf4\", \"blocksize\": 0, \"dtype\": \"float16\", "
-         "\"shape\": [96, 100]}",
-         "quant_state"},
-        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float16\", "
-         "\"shape\": [96, 101]}",
-         "take 4848 bytes, found 4800"},
-        {"{\"quant_type\": \"nf4\", \"blocksize\": 128, \"dtype\": \"float16\", "
-         "\"shape\": [96, 100]}",
-         "expected 75 values"},
-        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float16\", "
-         "\"shape\": [4294967296, 4294967296]}",
-         ""},
+        {STATE("fp4", "64", "float16", "[96, 100]"), "fp4"},
+        {STATE("nf4", "0", "float16", "[96, 100]"), "quant_state"},
+        {STATE("nf4", "64", "float16", "[96, 101]"), "take 4848 bytes, found 4800"},
+        {STATE("nf4", "128", "float16", "[96, 100]"), "expected 75 values"},
+        {STATE("nf4", "64", "float16", "[4294967296, 4294967296]"), ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SCOPED(fixture) f = {0};
@@ -419,8 +410,7 @@ TEST(odd_combinations)
     init(&f, QC_TO_BF16); /* two states for one weight */
     add_nf4(&f, 0);
     add_text(&f, Q "weight.quant_state.bitsandbytes__fp4",
-             "{\"quant_type\": \"fp4\", \"blocksize\": 64, \"dtype\": \"float16\", "
-             "\"shape\": [96, 100]}");
+             STATE("fp4", "64", "float16", "[96, 100]"));
     expect_failure(&f, llama, QC_ERR_INPUT, "more than one");
 
     init(&f, QC_TO_BF16); /* nested tensors that the state does not know */

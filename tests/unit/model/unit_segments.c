@@ -7,28 +7,31 @@
 #include <dirent.h>
 #include <time.h>
 
-typedef struct {
-    qc_geometry geometry;
-    qc_segments segments;
-} cut;
+static fixture f;
+static qc_geometry geometry;
+static qc_segments segments;
 
-static void make_cut(cut *c, fixture *f)
+static qc_status try_to_cut(void)
 {
-    fixture_make_ok(f);
-    if (qc_geometry_read(&c->geometry, &f->arena, f->model.config, &f->err) != QC_OK ||
-        qc_segments_make(&c->segments, &f->arena, &f->model, &f->recipe, &c->geometry, &f->err) !=
-            QC_OK)
-        fail_msg("%s", f->err.msg);
+    fixture_make_ok(&f);
+    assert_int_equal(qc_geometry_read(&geometry, &f.arena, f.model.config, &f.err), QC_OK);
+    return qc_segments_make(&segments, &f.arena, &f.model, &f.recipe, &geometry, &f.err);
+}
+
+static void make_cut(void)
+{
+    if (try_to_cut() != QC_OK)
+        fail_msg("%s", f.err.msg);
 }
 
 /* The segment whose prefixes hold a name; fails unless exactly one prefix does. */
-static uint32_t holder(const qc_segments *s, const char *name)
+static uint32_t holder(const char *name)
 {
     uint32_t found = QC_NO_SEGMENT;
     const char *by = NULL;
-    for (uint32_t i = 0; i < s->count; i++) {
-        for (uint32_t k = 0; k < s->segments[i].module_count; k++) {
-            const char *m = s->segments[i].modules[k];
+    for (uint32_t i = 0; i < segments.count; i++) {
+        for (uint32_t k = 0; k < segments.segments[i].module_count; k++) {
+            const char *m = segments.segments[i].modules[k];
             size_t len = strlen(m);
             if (strncmp(name, m, len) != 0 || (name[len] != '.' && name[len] != '\0'))
                 continue;
@@ -44,17 +47,17 @@ static uint32_t holder(const qc_segments *s, const char *name)
 }
 
 /* Every tensor of the source and every one that would be written. */
-static void check_cover(const qc_segments *s, fixture *f)
+static void check_cover(void)
 {
     qc_plan plan;
-    const qc_plan_options options = {.recipe = f->options};
-    assert_int_equal(s->tensor_count, f->model.tensor_count);
-    for (uint32_t i = 0; i < s->tensor_count; i++) {
-        assert_true(s->of_tensor[i] < s->count);
-        assert_int_equal(holder(s, f->model.tensors[i].name), s->of_tensor[i]);
+    const qc_plan_options options = {.recipe = f.options};
+    assert_int_equal(segments.tensor_count, f.model.tensor_count);
+    for (uint32_t i = 0; i < segments.tensor_count; i++) {
+        assert_true(segments.of_tensor[i] < segments.count);
+        assert_int_equal(holder(f.model.tensors[i].name), segments.of_tensor[i]);
     }
-    if (qc_plan_begin(&plan, &f->arena, &f->model, &f->recipe, NULL, &options, &f->err) != QC_OK)
-        fail_msg("plan: %s", f->err.msg);
+    if (qc_plan_begin(&plan, &f.arena, &f.model, &f.recipe, NULL, &options, &f.err) != QC_OK)
+        fail_msg("plan: %s", f.err.msg);
     for (uint32_t i = 0; i < plan.tensor_count; i++) {
         uint32_t source = plan.jobs[plan.outputs[i].job].source;
         qc_out_tensor t = {.align_bytes = 1};
@@ -62,14 +65,14 @@ static void check_cover(const qc_segments *s, fixture *f)
         qc_out_tensors all = qc_plan_tensors(&plan);
         all.get(all.ctx, i, &t);
         assert_int_equal(qc_out_tensor_name(&name, &t, NULL), QC_OK);
-        assert_int_equal(holder(s, name.data), s->of_tensor[source]);
+        assert_int_equal(holder(name.data), segments.of_tensor[source]);
     }
 }
 
-static void check_order(const qc_segments *s)
+static void check_order(void)
 {
-    for (uint32_t i = 1; i < s->count; i++) {
-        const qc_segment *a = &s->segments[i - 1], *b = &s->segments[i];
+    for (uint32_t i = 1; i < segments.count; i++) {
+        const qc_segment *a = &segments.segments[i - 1], *b = &segments.segments[i];
         if (b->kind == QC_SEGMENT_EXTRA || a->kind == QC_SEGMENT_EXTRA)
             continue;
         assert_true(a->kind <= b->kind);
@@ -79,16 +82,15 @@ static void check_order(const qc_segments *s)
 }
 
 /* "embeddings layer 0 ... layer 3 norm head>0": runs of layers are shortened, '>' says follows. */
-static void expect_cut(const cut *c, const char *want)
+static void expect_cut(const char *want)
 {
     char got[1024] = "";
-    const qc_segments *s = &c->segments;
-    for (uint32_t i = 0; i < s->count; i++) {
-        const qc_segment *g = &s->segments[i];
+    for (uint32_t i = 0; i < segments.count; i++) {
+        const qc_segment *g = &segments.segments[i];
         size_t used = strlen(got);
-        if (g->kind == QC_SEGMENT_LAYER && i > 0 && i + 1 < s->count &&
-            s->segments[i - 1].kind == QC_SEGMENT_LAYER &&
-            s->segments[i + 1].kind == QC_SEGMENT_LAYER)
+        if (g->kind == QC_SEGMENT_LAYER && i > 0 && i + 1 < segments.count &&
+            segments.segments[i - 1].kind == QC_SEGMENT_LAYER &&
+            segments.segments[i + 1].kind == QC_SEGMENT_LAYER)
             continue;
         (void)snprintf(got + used, sizeof got - used, "%s%s", i ? ", " : "", g->name);
         used = strlen(got);
@@ -98,11 +100,11 @@ static void expect_cut(const cut *c, const char *want)
     assert_string_equal(got, want);
 }
 
-static void expect_modules(const cut *c, const char *segment, const char *want)
+static void expect_modules(const char *segment, const char *want)
 {
     char got[1024] = "";
-    for (uint32_t i = 0; i < c->segments.count; i++) {
-        const qc_segment *g = &c->segments.segments[i];
+    for (uint32_t i = 0; i < segments.count; i++) {
+        const qc_segment *g = &segments.segments[i];
         if (strcmp(g->name, segment) != 0)
             continue;
         for (uint32_t k = 0; k < g->module_count; k++) {
@@ -136,27 +138,24 @@ TEST(every_model)
 {
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (int to = 0; to < 2; to++) {
-            SCOPED(fixture) f = {0};
-            cut c;
             qc_json *doc = load(&f, files[i].file, to ? QC_TO_INT8 : QC_TO_NF4);
-            make_cut(&c, &f);
-            expect_cut(&c, files[i].cut);
-            check_order(&c.segments);
-            check_cover(&c.segments, &f);
+            make_cut();
+            expect_cut(files[i].cut);
+            check_order();
+            check_cover();
             if (strcmp(files[i].file, "all-MiniLM-L6-v2.json") == 0) {
-                expect_modules(&c, "embeddings", "embeddings");
-                expect_modules(&c, "head", "pooler");
+                expect_modules("embeddings", "embeddings");
+                expect_modules("head", "pooler");
             } else if (strcmp(files[i].file, "gemma-2-2b.json") == 0) {
-                expect_modules(&c, "embeddings", "model.embed_tokens model.rotary_emb");
-                expect_modules(&c, "head", "lm_head");
-                expect_modules(&c, "layer 12", "model.layers.12");
+                expect_modules("embeddings", "model.embed_tokens model.rotary_emb");
+                expect_modules("head", "lm_head");
+                expect_modules("layer 12", "model.layers.12");
             } else if (strstr(files[i].file, "Vision")) {
-                expect_modules(&c, "vision", "multi_modal_projector vision_model");
-                expect_modules(&c, "embeddings",
-                               "language_model.model.embed_tokens "
-                               "language_model.model.rotary_emb");
-                expect_modules(&c, "head", "language_model.lm_head");
-                expect_modules(&c, "layer 3", "language_model.model.layers.3");
+                expect_modules("vision", "multi_modal_projector vision_model");
+                expect_modules("embeddings", "language_model.model.embed_tokens "
+                                             "language_model.model.rotary_emb");
+                expect_modules("head", "language_model.lm_head");
+                expect_modules("layer 3", "language_model.model.layers.3");
             }
             qc_json_destroy(doc);
         }
@@ -165,24 +164,22 @@ TEST(every_model)
 
 /* ---- families by hand ---- */
 
-static void start(fixture *f, const char *config)
+static void start(const char *config)
 {
-    fixture_init(f, QC_TO_INT8);
-    fixture_config(f, config);
+    fixture_init(&f, QC_TO_INT8);
+    fixture_config(&f, config);
 }
 
-static void finish(cut *c, fixture *f, const char *want)
+static void finish(const char *want)
 {
-    make_cut(c, f);
-    expect_cut(c, want);
-    check_order(&c->segments);
-    check_cover(&c->segments, f);
+    make_cut();
+    expect_cut(want);
+    check_order();
+    check_cover();
 }
 
-static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-
-static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
+QC_PRINTF(3, 4)
+static void add(uint64_t rows, uint64_t cols, const char *fmt, ...)
 {
     char name[256];
     va_list ap;
@@ -190,188 +187,159 @@ static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
     (void)vsnprintf(name, sizeof name, fmt, ap);
     va_end(ap);
     if (cols)
-        fixture_add(f, name, rows, cols);
+        fixture_add(&f, name, rows, cols);
     else
-        fixture_add_1d(f, name, rows);
+        fixture_add_1d(&f, name, rows);
 }
 
 TEST(mllama_new_names)
 {
-    SCOPED(fixture) f = {0};
-    cut c;
-    start(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
-              "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
-              "\"cross_attention_layers\":[1]}}");
-    add(&f, 100, 64, "model.language_model.embed_tokens.weight");
-    add(&f, 64, 64, "model.language_model.layers.0.self_attn.q_proj.weight");
-    add(&f, 64, 64, "model.language_model.layers.1.cross_attn.q_proj.weight");
-    add(&f, 1, 0, "model.language_model.layers.1.cross_attn_attn_gate");
-    add(&f, 64, 0, "model.language_model.norm.weight");
-    add(&f, 92, 64, "lm_head.weight");
-    add(&f, 64, 96, "model.multi_modal_projector.weight");
-    add(&f, 64, 0, "model.vision_model.class_embedding");
-    add(&f, 64, 64, "model.vision_model.transformer.layers.0.self_attn.q_proj.weight");
-    finish(&c, &f, "embeddings, vision, layer 0, layer 1, norm, head");
-    expect_modules(&c, "vision", "model.multi_modal_projector model.vision_model");
-    expect_modules(&c, "norm", "model.language_model.norm");
+    start("{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
+          "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+          "\"cross_attention_layers\":[1]}}");
+    add(100, 64, "model.language_model.embed_tokens.weight");
+    add(64, 64, "model.language_model.layers.0.self_attn.q_proj.weight");
+    add(64, 64, "model.language_model.layers.1.cross_attn.q_proj.weight");
+    add(1, 0, "model.language_model.layers.1.cross_attn_attn_gate");
+    add(64, 0, "model.language_model.norm.weight");
+    add(92, 64, "lm_head.weight");
+    add(64, 96, "model.multi_modal_projector.weight");
+    add(64, 0, "model.vision_model.class_embedding");
+    add(64, 64, "model.vision_model.transformer.layers.0.self_attn.q_proj.weight");
+    finish("embeddings, vision, layer 0, layer 1, norm, head");
+    expect_modules("vision", "model.multi_modal_projector model.vision_model");
+    expect_modules("norm", "model.language_model.norm");
 }
 
 TEST(mixtral)
 {
-    SCOPED(fixture) f = {0};
-    cut c;
-    start(&f, "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
-              "\"num_attention_heads\":2,\"num_local_experts\":8}");
-    add(&f, 100, 64, "model.embed_tokens.weight");
-    add(&f, 100, 64, "lm_head.weight");
-    add(&f, 64, 0, "model.norm.weight");
+    start("{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
+          "\"num_attention_heads\":2,\"num_local_experts\":8}");
+    add(100, 64, "model.embed_tokens.weight");
+    add(100, 64, "lm_head.weight");
+    add(64, 0, "model.norm.weight");
     for (int l = 0; l < 12; l++) {
-        add(&f, 8, 64, "model.layers.%d.block_sparse_moe.gate.weight", l);
-        add(&f, 64, 64, "model.layers.%d.self_attn.q_proj.weight", l);
-        add(&f, 64, 0, "model.layers.%d.input_layernorm.weight", l);
+        add(8, 64, "model.layers.%d.block_sparse_moe.gate.weight", l);
+        add(64, 64, "model.layers.%d.self_attn.q_proj.weight", l);
+        add(64, 0, "model.layers.%d.input_layernorm.weight", l);
         for (int e = 0; e < 8; e++)
-            add(&f, 96, 64, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l, e);
+            add(96, 64, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l, e);
     }
-    finish(&c, &f, "embeddings, layer 0, layer 11, norm, head");
+    finish("embeddings, layer 0, layer 11, norm, head");
 }
 
-/* All 91,991 names of DeepSeek-V3, shapes scaled down. */
+/* Every kind of name that DeepSeek-V3 has, shapes scaled down. */
 TEST(deepseek_v3)
 {
-    static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
-    static const char *const attention[] = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
-                                            "kv_b_proj", "o_proj"};
-    static const char *const norms[] = {"input_layernorm", "post_attention_layernorm",
-                                        "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"};
+    static const char *const matrices[] = {"self_attn.q_a_proj", "self_attn.kv_b_proj"};
     static const char *const scales[] = {"", "_scale_inv"};
-    SCOPED(fixture) f = {0};
-    cut c;
-    start(&f, "{\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"num_hidden_layers\":61,"
-              "\"num_attention_heads\":2,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,"
-              "\"qk_nope_head_dim\":16,\"v_head_dim\":16,\"n_routed_experts\":256,"
-              "\"tie_word_embeddings\":false}");
-    add(&f, 100, 64, "model.embed_tokens.weight");
-    add(&f, 100, 64, "lm_head.weight");
-    add(&f, 64, 0, "model.norm.weight");
+    start("{\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"num_hidden_layers\":61,"
+          "\"num_attention_heads\":2,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,"
+          "\"qk_nope_head_dim\":16,\"v_head_dim\":16,\"n_routed_experts\":256,"
+          "\"tie_word_embeddings\":false}");
+    add(100, 64, "model.embed_tokens.weight");
+    add(100, 64, "lm_head.weight");
+    add(64, 0, "model.norm.weight");
     for (int l = 0; l < 62; l++) {
         for (int s = 0; s < 2; s++) {
-            for (int p = 0; p < 5; p++)
-                add(&f, 64, 64, "model.layers.%d.self_attn.%s.weight%s", l, attention[p],
-                    scales[s]);
-            for (int p = 0; p < 3; p++) {
-                add(&f, 64, 64, "model.layers.%d.mlp.%s%s.weight%s", l,
-                    l < 3 ? "" : "shared_experts.", parts[p], scales[s]);
-                for (int e = 0; l >= 3 && e < 256; e++)
-                    add(&f, 64, 64, "model.layers.%d.mlp.experts.%d.%s.weight%s", l, e, parts[p],
-                        scales[s]);
-            }
+            for (int p = 0; p < 2; p++)
+                add(64, 64, "model.layers.%d.%s.weight%s", l, matrices[p], scales[s]);
+            add(64, 64, "model.layers.%d.mlp.%sup_proj.weight%s", l, l < 3 ? "" : "shared_experts.",
+                scales[s]);
+            for (int e = 0; l >= 3 && e < 256; e++)
+                add(64, 64, "model.layers.%d.mlp.experts.%d.up_proj.weight%s", l, e, scales[s]);
         }
-        for (int n = 0; n < 4; n++)
-            add(&f, 64, 0, "model.layers.%d.%s.weight", l, norms[n]);
+        add(64, 0, "model.layers.%d.input_layernorm.weight", l);
+        add(64, 0, "model.layers.%d.self_attn.kv_a_layernorm.weight", l);
         if (l >= 3) {
-            add(&f, 256, 64, "model.layers.%d.mlp.gate.weight", l);
-            add(&f, 256, 0, "model.layers.%d.mlp.gate.e_score_correction_bias", l);
+            add(256, 64, "model.layers.%d.mlp.gate.weight", l);
+            add(256, 0, "model.layers.%d.mlp.gate.e_score_correction_bias", l);
         }
     }
-    add(&f, 100, 64, "model.layers.61.embed_tokens.weight");
-    add(&f, 64, 128, "model.layers.61.eh_proj.weight");
-    add(&f, 64, 0, "model.layers.61.enorm.weight");
-    add(&f, 64, 0, "model.layers.61.hnorm.weight");
-    add(&f, 100, 64, "model.layers.61.shared_head.head.weight");
-    add(&f, 64, 0, "model.layers.61.shared_head.norm.weight");
-    assert_int_equal(f.model.tensor_count, 91991);
-    finish(&c, &f, "embeddings, layer 0, layer 60, layer 61, norm, head");
-    assert_int_equal(c.segments.segments[62].kind, QC_SEGMENT_EXTRA);
-    assert_int_equal(c.segments.segments[62].layer, 61);
-    clock_t begin = clock();
-    assert_int_equal(
-        qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err), QC_OK);
-    print_message("%zu tensors: %.1f ms\n", f.model.tensor_count,
-                  (double)(clock() - begin) * 1000.0 / CLOCKS_PER_SEC);
+    add(100, 64, "model.layers.61.embed_tokens.weight");
+    add(64, 128, "model.layers.61.eh_proj.weight");
+    add(64, 0, "model.layers.61.enorm.weight");
+    add(100, 64, "model.layers.61.shared_head.head.weight");
+    add(64, 0, "model.layers.61.shared_head.norm.weight");
+    finish("embeddings, layer 0, layer 60, layer 61, norm, head");
+    assert_int_equal(segments.segments[62].kind, QC_SEGMENT_EXTRA);
+    assert_int_equal(segments.segments[62].layer, 61);
 }
 
 TEST(gpt2_and_tied_heads)
 {
-    SCOPED(fixture) f = {0};
-    cut c;
-    start(&f, "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":64}");
-    add(&f, 100, 64, "wte.weight");
-    add(&f, 50, 64, "wpe.weight");
-    add(&f, 64, 192, "h.0.attn.c_attn.weight");
-    add(&f, 64, 192, "h.1.attn.c_attn.weight");
-    add(&f, 64, 0, "ln_f.bias");
-    add(&f, 64, 0, "ln_f.weight");
-    finish(&c, &f, "embeddings, layer 0, layer 1, norm, head>0");
-    expect_modules(&c, "embeddings", "wpe wte");
-    expect_modules(&c, "layer 1", "h.1");
-    expect_modules(&c, "norm", "ln_f");
-    expect_modules(&c, "head", "lm_head");
+    start("{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":64}");
+    add(100, 64, "wte.weight");
+    add(50, 64, "wpe.weight");
+    add(64, 192, "h.0.attn.c_attn.weight");
+    add(64, 192, "h.1.attn.c_attn.weight");
+    add(64, 0, "ln_f.bias");
+    add(64, 0, "ln_f.weight");
+    finish("embeddings, layer 0, layer 1, norm, head>0");
+    expect_modules("embeddings", "wpe wte");
+    expect_modules("layer 1", "h.1");
+    expect_modules("norm", "ln_f");
+    expect_modules("head", "lm_head");
 
     /* Tied, though the file has both. */
-    start(&f, "{\"model_type\":\"llama\",\"tie_word_embeddings\":true}");
-    add(&f, 100, 64, "model.embed_tokens.weight");
-    add(&f, 64, 64, "model.layers.0.self_attn.q_proj.weight");
-    add(&f, 100, 64, "lm_head.weight");
-    finish(&c, &f, "embeddings, layer 0, head>0");
+    start("{\"model_type\":\"llama\",\"tie_word_embeddings\":true}");
+    add(100, 64, "model.embed_tokens.weight");
+    add(64, 64, "model.layers.0.self_attn.q_proj.weight");
+    add(100, 64, "lm_head.weight");
+    finish("embeddings, layer 0, head>0");
 
     /* An encoder has no head to tie. */
-    start(&f, "{\"model_type\":\"bert\",\"hidden_size\":64,\"num_hidden_layers\":1,"
-              "\"num_attention_heads\":2}");
-    add(&f, 100, 64, "bert.embeddings.word_embeddings.weight");
-    add(&f, 64, 0, "bert.embeddings.LayerNorm.weight");
-    add(&f, 64, 64, "bert.encoder.layer.0.attention.self.query.weight");
-    finish(&c, &f, "embeddings, layer 0");
-    expect_modules(&c, "embeddings", "bert.embeddings");
-    expect_modules(&c, "layer 0", "bert.encoder.layer.0");
+    start("{\"model_type\":\"bert\",\"hidden_size\":64,\"num_hidden_layers\":1,"
+          "\"num_attention_heads\":2}");
+    add(100, 64, "bert.embeddings.word_embeddings.weight");
+    add(64, 0, "bert.embeddings.LayerNorm.weight");
+    add(64, 64, "bert.encoder.layer.0.attention.self.query.weight");
+    finish("embeddings, layer 0");
+    expect_modules("embeddings", "bert.embeddings");
+    expect_modules("layer 0", "bert.encoder.layer.0");
 }
 
 TEST(odd_places)
 {
-    SCOPED(fixture) f = {0};
-    cut c;
     /* An encoder beside a decoder, a lone parameter, a name with a byte below '.'. */
-    start(&f, "{\"model_type\":\"t5\",\"num_layers\":2,\"num_heads\":2,\"d_model\":64}");
-    add(&f, 100, 64, "shared.weight");
-    add(&f, 64, 64, "encoder.block.0.layer.0.SelfAttention.q.weight");
-    add(&f, 64, 0, "encoder.final_layer_norm.weight");
-    add(&f, 64, 64, "decoder.block.0.layer.0.SelfAttention.q.weight");
-    add(&f, 64, 64, "decoder.block.1.layer.0.SelfAttention.q.weight");
-    add(&f, 64, 64, "decoder.block.1-x.weight");
-    add(&f, 64, 0, "scale");
-    add(&f, 100, 64, "lm_head.weight");
-    finish(&c, &f, "embeddings, encoder.block.0, layer 0, layer 1, norm, head");
-    expect_modules(&c, "embeddings", "decoder.block.1-x scale shared");
+    start("{\"model_type\":\"t5\",\"num_layers\":2,\"num_heads\":2,\"d_model\":64}");
+    add(100, 64, "shared.weight");
+    add(64, 64, "encoder.block.0.layer.0.SelfAttention.q.weight");
+    add(64, 0, "encoder.final_layer_norm.weight");
+    add(64, 64, "decoder.block.0.layer.0.SelfAttention.q.weight");
+    add(64, 64, "decoder.block.1.layer.0.SelfAttention.q.weight");
+    add(64, 64, "decoder.block.1-x.weight");
+    add(64, 0, "scale");
+    add(100, 64, "lm_head.weight");
+    finish("embeddings, encoder.block.0, layer 0, layer 1, norm, head");
+    expect_modules("embeddings", "decoder.block.1-x scale shared");
 
     /* int8 scales beside a weight that shares its module with layers. */
-    start(&f, "{\"model_type\":\"new\",\"hidden_size\":64}");
-    add(&f, 64, 64, "model.weight");
-    add(&f, 64, 64, "model.layers.0.up.weight");
-    add(&f, 100, 64, "model.embed.weight");
-    finish(&c, &f, "embeddings, layer 0, head>0");
-    expect_modules(&c, "embeddings", "model.embed model.weight model.SCB model.weight_format");
+    start("{\"model_type\":\"new\",\"hidden_size\":64}");
+    add(64, 64, "model.weight");
+    add(64, 64, "model.layers.0.up.weight");
+    add(100, 64, "model.embed.weight");
+    finish("embeddings, layer 0, head>0");
+    expect_modules("embeddings", "model.embed model.weight model.SCB model.weight_format");
 
     /* Nothing known at all. */
-    start(&f, "{}");
-    add(&f, 64, 64, "a.b");
-    add(&f, 64, 64, "c");
-    make_cut(&c, &f);
-    assert_int_equal(c.segments.count, 1);
-    check_cover(&c.segments, &f);
+    start("{}");
+    add(64, 64, "a.b");
+    add(64, 64, "c");
+    make_cut();
+    assert_int_equal(segments.count, 1);
+    check_cover();
 
-    start(&f, "{}");
-    make_cut(&c, &f);
-    assert_int_equal(c.segments.count, 0);
+    start("{}");
+    make_cut();
+    assert_int_equal(segments.count, 0);
 
     /* No prefix can tell these apart. */
-    start(&f, "{}");
-    add(&f, 64, 64, "model");
-    add(&f, 64, 64, "model.layers.0.up.weight");
-    add(&f, 100, 64, "model.embed.weight");
-    fixture_make_ok(&f);
-    assert_int_equal(qc_geometry_read(&c.geometry, &f.arena, f.model.config, &f.err), QC_OK);
-    assert_int_equal(
-        qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err),
-        QC_ERR_UNSUPPORTED);
+    start("{}");
+    add(64, 64, "model");
+    add(64, 64, "model.layers.0.up.weight");
+    add(100, 64, "model.embed.weight");
+    assert_int_equal(try_to_cut(), QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(f.err.msg, "'model'"));
 }
 
@@ -386,9 +354,7 @@ TEST(random_names)
     unsigned refused = 0;
     print_message("seed %" PRIu64 "\n", seed);
     for (int round = 0; round < 2000; round++) {
-        SCOPED(fixture) f = {0};
-        cut c;
-        start(&f, round % 2 ? "{\"model_type\":\"llama\"}" : "{}");
+        start(round % 2 ? "{\"model_type\":\"llama\"}" : "{}");
         for (int t = 0; t < 12; t++) {
             char name[256] = "";
             x = x * 6364136223846793005u + 1442695040888963407u;
@@ -405,18 +371,21 @@ TEST(random_names)
             if (!twice)
                 fixture_add(&f, name, 64, 64);
         }
-        fixture_make_ok(&f);
-        assert_int_equal(qc_geometry_read(&c.geometry, &f.arena, f.model.config, &f.err), QC_OK);
-        qc_status st =
-            qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err);
+        qc_status st = try_to_cut();
         if (st == QC_OK)
-            check_cover(&c.segments, &f);
+            check_cover();
         else
             assert_int_equal(st, QC_ERR_UNSUPPORTED);
         refused += st != QC_OK;
-        check_order(&c.segments);
+        check_order();
     }
     assert_true(refused < 1000);
 }
 
-TEST_GROUP(NULL, free_roles)
+static int teardown(void **state)
+{
+    fixture_deinit(&f);
+    return free_roles(state);
+}
+
+TEST_GROUP(NULL, teardown)

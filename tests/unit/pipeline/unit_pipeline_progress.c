@@ -2,20 +2,11 @@
  * included, for every form, number of threads and kind of output. */
 #include "tests/fixtures/pipeline_fixture.h"
 #include "tests/fixtures/test.h"
-
-typedef struct {
-    char root[64];
-    char model[96], quantized[96], out[96];
-} world;
+#include "tests/fixtures/test_world.h"
 
 static int setup(void **state)
 {
-    static world w;
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.quantized, sizeof w.quantized, "%s/quantized", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    *state = &w;
+    *state = world_in(test_folder);
     return 0;
 }
 
@@ -84,10 +75,10 @@ TEST(progress_adds_up)
                            threads);
             run(words, w->model, w->out);
         }
-        convert(forms[i], w->model, w->quantized);
-        run("--to bf16 --threads 2", w->quantized, w->out);
-        run("--to keep --threads 2", w->quantized, w->out);
-        run("--to bf16 --threads 2 --keep *q_proj*", w->quantized, w->out);
+        convert(forms[i], w->model, w->other);
+        run("--to bf16 --threads 2", w->other, w->out);
+        run("--to keep --threads 2", w->other, w->out);
+        run("--to bf16 --threads 2 --keep *q_proj*", w->other, w->out);
     }
     run("--to bf16 --threads 2", w->model, w->out);
     run("--to bf16 --threads 2 --keep *k_proj*", w->model, w->out);

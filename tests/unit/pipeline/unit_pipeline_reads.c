@@ -3,21 +3,12 @@
 #include "base/random.h"
 #include "tests/fixtures/pipeline_fixture.h"
 #include "tests/fixtures/test.h"
-
-typedef struct {
-    char root[64];
-    char model[96], packed[96], out[96];
-} world;
+#include "tests/fixtures/test_world.h"
 
 static int setup(void **state)
 {
-    static world w;
     /* What lies in memory is read past no cache. */
-    test_folder_on_disk(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.packed, sizeof w.packed, "%s/packed", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    *state = &w;
+    *state = world_in(test_folder_on_disk);
     return 0;
 }
 
@@ -121,10 +112,10 @@ TEST(of_what_convert_wrote)
     const world *w = *state;
     qc_error err = {0};
     test_must(test_run_line(test_command, &err, "qconv -q --force --to bf16 --threads 2 %s %s",
-                            w->model, w->packed),
+                            w->model, w->other),
               &err);
-    both_ways("--to nf4 --threads 2", w->packed, w->out);
-    both_ways("--to keep --threads 3", w->packed, w->out);
+    both_ways("--to nf4 --threads 2", w->other, w->out);
+    both_ways("--to keep --threads 3", w->other, w->out);
 }
 
 TEST_GROUP(setup, NULL)

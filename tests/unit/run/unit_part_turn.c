@@ -5,6 +5,7 @@
 #include "convert/run/part_run.h"
 #include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
+#include "tests/fixtures/test_world.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,40 +17,38 @@
 
 static const qc_call quiet = {.quiet = 1};
 
-typedef struct {
-    char root[64], source[96], out[96];
-    qc_arena arena;
-} world;
+static qc_arena arena;
+static const world *here;
+static qc_output_dir first; /* of part 1 of 3 */
+
+static void enter(qc_output_dir *d, unsigned part, unsigned of)
+{
+    assert_int_equal(qc_output_dir_open(d, &arena, here->out, here->model, 0, part, of, NULL),
+                     QC_OK);
+}
 
 static int setup(void **state)
 {
-    static world w;
-    memset(&w, 0, sizeof w);
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.source, sizeof w.source, "%s/source", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    qc_arena_init(&w.arena);
-    *state = &w;
+    (void)state;
+    qc_arena_init(&arena);
+    here = world_in(test_folder);
+    enter(&first, 0, 3);
     return 0;
 }
 
 static int teardown(void **state)
 {
-    world *w = *state;
-    qc_arena_deinit(&w->arena);
+    (void)state;
+    qc_output_dir_leave(&first);
+    qc_arena_deinit(&arena);
     return 0;
 }
 
-static void enter(world *w, qc_output_dir *d, unsigned part, unsigned of)
-{
-    assert_int_equal(qc_output_dir_open(d, &w->arena, w->out, w->source, 0, part, of, NULL), QC_OK);
-}
-
-static void write_journal(const qc_output_dir *d, const char *name, const char *identity)
+static void write_journal(const char *name, const char *identity)
 {
     const char *path = NULL;
     qc_journal *j = NULL;
-    assert_int_equal(qc_path_join(d->arena, &path, d->staging, name, NULL), QC_OK);
+    assert_int_equal(qc_path_join(&arena, &path, first.staging, name, NULL), QC_OK);
     assert_int_equal(qc_journal_open(&j, path, NULL, NULL, NULL, NULL), QC_OK);
     if (identity)
         assert_int_equal(qc_journal_append(j, QC_RECORD_IDENTITY, identity, strlen(identity), NULL),
@@ -57,11 +56,11 @@ static void write_journal(const qc_output_dir *d, const char *name, const char *
     qc_journal_close(j);
 }
 
-static int exists(const qc_output_dir *d, const char *name)
+static int exists(const char *name)
 {
     const char *path = NULL;
     struct stat st;
-    assert_int_equal(qc_path_join(d->arena, &path, d->staging, name, NULL), QC_OK);
+    assert_int_equal(qc_path_join(&arena, &path, first.staging, name, NULL), QC_OK);
     return lstat(path, &st) == 0;
 }
 
@@ -92,17 +91,15 @@ static void sleep_ms(long ms)
 
 TEST_WITH(one_at_a_time, setup, teardown)
 {
-    world *w = *state;
-    qc_output_dir a, b;
+    qc_output_dir b;
     waiter second = {.st = QC_ERR_INTERNAL};
     qc_file turn = QC_FILE_CLOSED;
     pthread_t thread;
     int gone = 1;
-    enter(w, &a, 0, 3);
-    enter(w, &b, 1, 3);
+    enter(&b, 1, 3);
     second.d = b;
-    write_journal(&a, "needed", NULL);
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
+    write_journal("needed", NULL);
+    assert_int_equal(qc_part_turn_take(&turn, &first, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(gone, 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(100);
@@ -113,39 +110,36 @@ TEST_WITH(one_at_a_time, setup, teardown)
     assert_int_equal(second.gone, 0);
 
     /* It is cleared while somebody waits: he came too late. */
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &first, NULL, &quiet, &gone, NULL), QC_OK);
     atomic_store(&second.has_it, 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(50);
-    qc_output_dir_clear(&a);
+    qc_output_dir_clear(&first);
     qc_file_discard(&turn);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(second.st, QC_OK);
     assert_int_equal(second.gone, 1);
 
     /* The same when even the lock went, and another took its place. */
-    assert_int_equal(unlink(a.lock.path), 0);
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
+    assert_int_equal(unlink(first.lock.path), 0);
+    assert_int_equal(qc_part_turn_take(&turn, &first, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(gone, 1);
-    write_journal(&a, "lock", NULL);
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
+    write_journal("lock", NULL);
+    assert_int_equal(qc_part_turn_take(&turn, &first, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(gone, 1);
-    qc_output_dir_leave(&a);
     qc_output_dir_leave(&b);
 }
 
 TEST_WITH(waiting_ends_with_a_signal, setup, teardown)
 {
-    world *w = *state;
-    qc_output_dir a, b;
+    qc_output_dir b;
     waiter second = {.st = QC_OK};
     qc_file turn = QC_FILE_CLOSED;
     pthread_t thread;
     int gone = 1;
-    enter(w, &a, 0, 3);
-    enter(w, &b, 1, 3);
+    enter(&b, 1, 3);
     second.d = b;
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &first, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(30);
     qc_interrupt();
@@ -153,121 +147,103 @@ TEST_WITH(waiting_ends_with_a_signal, setup, teardown)
     qc_interrupt_clear();
     assert_int_equal(second.st, QC_ERR_INTERRUPTED);
     qc_file_discard(&turn);
-    qc_output_dir_leave(&a);
     qc_output_dir_leave(&b);
 }
 
 TEST_WITH(the_holder_of_a_turn_is_known, setup, teardown)
 {
-    world *w = *state;
-    qc_output_dir d;
     qc_file turn = QC_FILE_CLOSED, seen = QC_FILE_CLOSED;
     int gone = 1;
-    enter(w, &d, 0, 3);
-    assert_int_equal(qc_part_turn_take(&turn, &d, NULL, &quiet, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &first, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(qc_file_open_update(&seen, turn.path, NULL), QC_OK);
     assert_int_equal(qc_dir_lock_holder(&seen), getpid());
-    assert_int_equal(qc_dir_lock_holder(&d.lock), 0); /* which parts share */
+    assert_int_equal(qc_dir_lock_holder(&first.lock), 0); /* which parts share */
     qc_file_discard(&turn);
     assert_int_equal(qc_dir_lock_holder(&seen), 0);
     qc_file_discard(&seen);
-    qc_output_dir_leave(&d);
 }
 
 /* ---- What others left ----------------------------------------------------------------------- */
 
-static qc_status check(const qc_output_dir *d, unsigned part, unsigned of, int restart,
-                       qc_error *err)
+static qc_status check(unsigned part, unsigned of, int restart, qc_error *err)
 {
-    return qc_parts_check_others(d, (qc_rank){part, of, QC_RANK_OPTION}, restart, NOW,
+    return qc_parts_check_others(&first, (qc_rank){part, of, QC_RANK_OPTION}, restart, NOW,
                                  sizeof NOW - 1, err);
 }
 
-static void refuses(const qc_output_dir *d, unsigned part, unsigned of, int restart,
-                    const char *has)
+static void refuses(unsigned of, int restart, const char *has)
 {
     qc_error err = {0};
-    assert_int_equal(check(d, part, of, restart, &err), QC_ERR_USAGE);
+    assert_int_equal(check(0, of, restart, &err), QC_ERR_USAGE);
     if (!strstr(err.msg, has))
         fail_msg("'%s' is not in '%s'", has, err.msg);
 }
 
 TEST_WITH(journals_of_others, setup, teardown)
 {
-    world *w = *state;
-    qc_output_dir d;
     int yes = 1;
-    enter(w, &d, 0, 3);
-    assert_int_equal(qc_parts_have_journal(&yes, &d, NULL), QC_OK);
+    assert_int_equal(qc_parts_have_journal(&yes, &first, NULL), QC_OK);
     assert_int_equal(yes, 0);
-    assert_int_equal(check(&d, 0, 3, 0, NULL), QC_OK);
+    assert_int_equal(check(0, 3, 0, NULL), QC_OK);
 
     /* Names that look like journals. */
     static const char *const others[] = {"journal-00001-of-00002x", "journal-00000-of-00002",
                                          "journal-00003-of-00002",  "journal-00001-of-0000a",
                                          "journal-1-of-2",          "journal-00001_of_00002"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        write_journal(&d, others[i], NULL);
-    assert_int_equal(qc_parts_have_journal(&yes, &d, NULL), QC_OK);
+        write_journal(others[i], NULL);
+    assert_int_equal(qc_parts_have_journal(&yes, &first, NULL), QC_OK);
     assert_int_equal(yes, 0);
-    assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
-    assert_true(exists(&d, others[0]));
+    assert_int_equal(check(0, 3, 1, NULL), QC_OK);
+    assert_true(exists(others[0]));
 
-    write_journal(&d, "journal-00002-of-00003", NOW);
-    write_journal(&d, "journal-00003-of-00003", NULL); /* died before its identity */
-    write_journal(&d, "journal-00001-of-00003", NOW);
-    assert_int_equal(check(&d, 0, 3, 0, NULL), QC_OK);
-    assert_int_equal(qc_parts_have_journal(&yes, &d, NULL), QC_OK);
+    write_journal("journal-00002-of-00003", NOW);
+    write_journal("journal-00003-of-00003", NULL); /* died before its identity */
+    write_journal("journal-00001-of-00003", NOW);
+    assert_int_equal(check(0, 3, 0, NULL), QC_OK);
+    assert_int_equal(qc_parts_have_journal(&yes, &first, NULL), QC_OK);
     assert_int_equal(yes, 1);
-    refuses(&d, 0, 1, 0, "--part");
-    refuses(&d, 0, 2, 0, "of 3 of an interrupted conversion, and this is part 1 of 2");
+    refuses(1, 0, "--part");
+    refuses(2, 0, "of 3 of an interrupted conversion, and this is part 1 of 2");
 
     /* Anew: one's own goes, those of the same conversion stay. */
-    assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
-    assert_false(exists(&d, "journal-00001-of-00003"));
-    assert_true(exists(&d, "journal-00002-of-00003"));
-    qc_output_dir_leave(&d);
+    assert_int_equal(check(0, 3, 1, NULL), QC_OK);
+    assert_false(exists("journal-00001-of-00003"));
+    assert_true(exists("journal-00002-of-00003"));
 }
 
 TEST_WITH(other_options, setup, teardown)
 {
-    world *w = *state;
-    qc_output_dir d, second;
-    enter(w, &d, 0, 3);
-    write_journal(&d, "journal-00002-of-00003", "format=1\nparts=3\n--to=int8\n");
-    refuses(&d, 0, 3, 0, "part 2 of 3");
-    refuses(&d, 0, 3, 0, "int8");
-    refuses(&d, 0, 3, 0, "--restart");
+    qc_output_dir second;
+    write_journal("journal-00002-of-00003", "format=1\nparts=3\n--to=int8\n");
+    refuses(3, 0, "part 2 of 3");
+    refuses(3, 0, "int8");
+    refuses(3, 0, "--restart");
     /* One's own journal is for who opens it to judge. */
-    assert_int_equal(check(&d, 1, 3, 0, NULL), QC_OK);
+    assert_int_equal(check(1, 3, 0, NULL), QC_OK);
     /* It runs: nobody does away with it. */
-    enter(w, &second, 1, 3);
-    refuses(&d, 0, 3, 1, "part 2 of 3 of another conversion is running in ");
-    refuses(&d, 0, 5, 1, "part 2 of 3 of another conversion is running in ");
+    enter(&second, 1, 3);
+    refuses(3, 1, "part 2 of 3 of another conversion is running in ");
+    refuses(5, 1, "part 2 of 3 of another conversion is running in ");
     qc_output_dir_leave(&second);
-    assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
-    assert_false(exists(&d, "journal-00002-of-00003"));
+    assert_int_equal(check(0, 3, 1, NULL), QC_OK);
+    assert_false(exists("journal-00002-of-00003"));
     /* Of one process. */
-    write_journal(&d, "journal-00001-of-00001", NOW);
-    refuses(&d, 0, 3, 0, "by one process");
-    assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
-    assert_false(exists(&d, "journal-00001-of-00001"));
-    qc_output_dir_leave(&d);
+    write_journal("journal-00001-of-00001", NOW);
+    refuses(3, 0, "by one process");
+    assert_int_equal(check(0, 3, 1, NULL), QC_OK);
+    assert_false(exists("journal-00001-of-00001"));
 }
 
 TEST_WITH(damage_is_named, setup, teardown)
 {
-    world *w = *state;
-    qc_output_dir d;
     qc_error err = {0};
     const char *path = NULL;
-    enter(w, &d, 0, 3);
-    assert_int_equal(qc_path_join(&w->arena, &path, d.staging, "journal-00002-of-00003", NULL),
+    assert_int_equal(qc_path_join(&arena, &path, first.staging, "journal-00002-of-00003", NULL),
                      QC_OK);
     assert_int_equal(qc_file_put(path, "no journal at all", 17, NULL), QC_OK);
-    assert_int_equal(check(&d, 0, 3, 0, &err), QC_ERR_UNSUPPORTED);
+    assert_int_equal(check(0, 3, 0, &err), QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "part 2 of 3"));
-    assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
-    assert_false(exists(&d, "journal-00002-of-00003"));
-    qc_output_dir_leave(&d);
+    assert_int_equal(check(0, 3, 1, NULL), QC_OK);
+    assert_false(exists("journal-00002-of-00003"));
 }

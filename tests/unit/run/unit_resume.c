@@ -4,6 +4,7 @@
 #include "formats/file_io.h"
 #include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
+#include "tests/fixtures/test_world.h"
 
 #include <errno.h>
 #include <sys/stat.h>
@@ -11,18 +12,10 @@
 #define STAGING ".qconv-partial"
 #define SHARD   "model.safetensors.zst"
 
-typedef struct {
-    char root[64], model[96], out[96];
-} world;
-
 static int setup(void **state)
 {
-    static world w;
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    test_write_model(w.model);
-    *state = &w;
+    const world *w = *state = world_in(test_folder);
+    test_write_model(w->model);
     return 0;
 }
 

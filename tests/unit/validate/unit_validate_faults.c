@@ -4,25 +4,16 @@
 #include "base/workers.h"
 #include "convert/validate/validate_pair.h"
 #include "tests/fixtures/fault_fixture.h"
-
-typedef struct {
-    char root[64];
-    char model[96], out[96], baseline[96];
-} world;
+#include "tests/fixtures/test_world.h"
 
 static int setup(void **state)
 {
-    static world w;
+    const world *w = *state = world_in(test_folder);
     qc_error err = {0};
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    (void)snprintf(w.baseline, sizeof w.baseline, "%s/baseline.json", w.root);
-    test_write_conv1d(w.model);
+    test_write_conv1d(w->model);
     test_must(test_run_line(test_command, &err, "qconv --to=nf4 -q --threads=1 --device=cpu %s %s",
-                            w.model, w.out),
+                            w->model, w->out),
               &err);
-    *state = &w;
     return 0;
 }
 
@@ -36,7 +27,7 @@ static qc_status validate(void *ctx, qc_error *err)
     const validate_run *r = ctx;
     return test_run_line(test_command, err,
                          "qconv validate -q --threads=1 --device=cpu --against %s --%s %s %s",
-                         r->w->model, r->baseline, r->w->baseline, r->w->out);
+                         r->w->model, r->baseline, r->w->other, r->w->out);
 }
 
 TEST(every_allocation)

@@ -4,42 +4,33 @@
 #include "base/workers.h"
 #include "convert/verify/against.h"
 #include "tests/fixtures/fault_fixture.h"
+#include "tests/fixtures/test_world.h"
 
 #include <errno.h>
 
-typedef struct {
-    char root[64];
-    char model[96], out[96], bare[96];
-} world;
-
 static int setup(void **state)
 {
-    static world w;
+    const world *w = *state = world_in(test_folder);
     qc_error err = {0};
-    char manifest[128];
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    (void)snprintf(w.bare, sizeof w.bare, "%s/bare", w.root);
-    (void)snprintf(manifest, sizeof manifest, "%s/qconv.json", w.bare);
-    test_write_conv1d(w.model);
+    char manifest[256];
+    (void)snprintf(manifest, sizeof manifest, "%s/qconv.json", w->other);
+    test_write_conv1d(w->model);
     test_must(test_run_line(test_command, &err, "qconv --to=nf4 -q --rest bf16 --device=cpu %s %s",
-                            w.model, w.out),
+                            w->model, w->out),
               &err);
     test_must(test_run_line(test_command, &err,
                             "qconv --to=int8 --block-size 64 -q --compress none --device=cpu %s %s",
-                            w.model, w.bare),
+                            w->model, w->other),
               &err);
     if (unlink(manifest) != 0)
         _exit(99);
-    *state = &w;
     return 0;
 }
 
 static qc_status verify(const world *w, int bare, qc_error *err)
 {
     return test_run_line(test_command, err, "qconv verify -q --threads=1 --against %s %s", w->model,
-                         bare ? w->bare : w->out);
+                         bare ? w->other : w->out);
 }
 
 typedef struct {
@@ -127,9 +118,9 @@ TEST(rows)
     test_must(qc_against_worst(&worst, &count, &a, &r, &err), &err);
     assert_int_equal(count, 1);
     assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);
-    test_must(qc_against_manifest(&m, &found, &a, w->bare, &err), &err);
+    test_must(qc_against_manifest(&m, &found, &a, w->other, &err), &err);
     assert_false(found);
-    call.model = w->bare;
+    call.model = w->other;
     test_must(qc_against_run(&r, &call, NULL, NULL, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.equal, 1);

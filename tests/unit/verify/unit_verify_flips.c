@@ -8,25 +8,16 @@
 #include "tests/fixtures/sanitized.h"
 #include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
+#include "tests/fixtures/test_world.h"
 
 #include <fcntl.h>
 
 static int slow;
 
-typedef struct {
-    char root[64];
-    char model[96], out[96], plain[96];
-} world;
-
 static int setup(void **state)
 {
-    static world w;
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    (void)snprintf(w.plain, sizeof w.plain, "%s/plain", w.root);
-    test_write_model(w.model);
-    *state = &w;
+    const world *w = *state = world_in(test_folder);
+    test_write_model(w->model);
     return 0;
 }
 
@@ -59,7 +50,7 @@ static qc_status run_verify(const world *w, qc_error *err)
 static qc_status run_unpack(const world *w, qc_error *err)
 {
     return run(
-        err, (const char *const[]){"qconv", "unpack", "-q", "--threads=1", w->out, w->plain, NULL});
+        err, (const char *const[]){"qconv", "unpack", "-q", "--threads=1", w->out, w->other, NULL});
 }
 
 /* ---- Who owns a byte ------------------------------------------------------------------------ */
@@ -166,7 +157,7 @@ static uint64_t flip_all(const world *w, const out_view *v, int unpack, uint64_t
                 qc_status st = unpack ? run_unpack(w, &err) : run_verify(w, &err);
                 assert_caught(st, &err, owner_of(v, f, at), "a flipped bit", f, at);
                 if (unpack)
-                    assert_int_not_equal(access(w->plain, F_OK), 0);
+                    assert_int_not_equal(access(w->other, F_OK), 0);
                 flip(fd, at, bit);
                 tried++;
             }
