@@ -2,6 +2,7 @@
 optimizer's states, so that everything the estimate counts is there at its peak. ZeRO divides nothing here."""
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, Callable, List
 
 from ._program import answer
@@ -100,7 +101,6 @@ def _update(torch: Any, s: Setting, parameter: Any) -> Callable[[], None]:
 
 def _optimizer(torch: Any, name: str, parameters: List[Any]) -> Any:
     if name == "adam8bit":
-        import bitsandbytes
-        return bitsandbytes.optim.Adam8bit(parameters, lr=1e-4)
+        return importlib.import_module("bitsandbytes").optim.Adam8bit(parameters, lr=1e-4)
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
     return kinds[name](parameters, lr=1e-4) if name in kinds else torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
