@@ -242,21 +242,14 @@ TEST(bytes_are_told)
     assert_true(with > without + UINT64_C(4096) * 1024 * 4);
     assert_true(with < without + UINT64_C(4096) * 1024 * 4 + 4096 * 32);
     /* A piece is whole blocks of G, in rows that also begin a group: lcm(2, 24) and lcm(16, 24). */
-    assert_true(qc_cuda_feedback_weight_least_bytes(4096, 8192, &nf4, 1, 24) ==
-                qc_cuda_feedback_weight_bytes(24, 8192, &nf4, 1, 24));
-    assert_true(qc_cuda_feedback_weight_least_bytes(4096, 1024, &nf4, 1, 24) ==
-                qc_cuda_feedback_weight_bytes(48, 1024, &nf4, 1, 24));
+    expect_least_rows(4096, 8192, &nf4, 24, 24);
+    expect_least_rows(4096, 1024, &nf4, 24, 48);
     /* all rows where a block has more than those */
-    assert_true(qc_cuda_feedback_weight_least_bytes(100, 8192, &nf4, 1, 1024) ==
-                qc_cuda_feedback_weight_bytes(100, 8192, &nf4, 1, 1024));
+    expect_least_rows(100, 8192, &nf4, 1024, 100);
     assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1, 1024) == UINT64_MAX);
 }
 
 int main(void)
 {
-    if (!open_device())
-        return 77;
-    const int failed = test_run_all(NULL);
-    close_device();
-    return failed != 0;
+    return run_on_device();
 }

@@ -426,15 +426,6 @@ static void test_resident(void **state)
 }
 #endif
 
-static int is_here(const kernel *k)
-{
-    const unsigned sm = qc_matmul_device(handle)->sm;
-    if (k->path == QC_MATMUL_WGMMA ? sm == 90 && km_wgmma_was_built() : sm >= k->sm_least)
-        return 1;
-    print_message("%s left out: it is not for this device, sm_%u\n", k->name, sm);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -460,7 +451,8 @@ int main(int argc, char **argv)
         of = &kernels[i];
         rng.state = 4;
         turn = 0;
-        if ((!only || strcmp(only, of->name) == 0) && is_here(of))
+        if ((!only || strcmp(only, of->name) == 0) &&
+            km_is_here(handle, of->name, of->path, of->sm_least))
             failed += cmocka_run_group_tests_name(of->name, tests, NULL, NULL);
     }
     qc_matmul_destroy(handle);

@@ -559,15 +559,6 @@ TEST(test_shares_of_884)
         }
 }
 
-static int is_here(const kernel *k)
-{
-    const unsigned sm = qc_matmul_device(handle)->sm;
-    if (k->path == QC_MATMUL_WGMMA ? sm == 90 && km_wgmma_was_built() : sm >= k->sm_least)
-        return 1;
-    print_message("%s left out: it is not for this device, sm_%u\n", k->name, sm);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int failed = 0;
@@ -580,7 +571,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < COUNT(kernels); i++) {
         of = &kernels[i];
         rng.state = 18;
-        if ((!only || strcmp(only, of->name) == 0) && is_here(of))
+        if ((!only || strcmp(only, of->name) == 0) &&
+            km_is_here(handle, of->name, of->path, of->sm_least))
             failed += test_run_all(of->name);
     }
     qc_matmul_destroy(handle);

@@ -5,13 +5,6 @@
 #define ATTENTION "model.layers.0.self_attn."
 #define MLP       "model.layers.0.mlp."
 
-static void names(fixture *f, const char *const *list)
-{
-    for (; *list; list++)
-        fixture_add(f, *list, 64, 64);
-    qsort(f->model.tensors, f->model.tensor_count, sizeof *f->model.tensors, fixture_order);
-}
-
 static void expect_group(const fixture *f, const char *name, const char *fused, unsigned count)
 {
     qc_fused_group g;
@@ -28,49 +21,43 @@ static void expect_group(const fixture *f, const char *name, const char *fused, 
 
 TEST(groups_by_name)
 {
-    static const char *const list[] = {
-        ATTENTION "q_proj.weight",
-        ATTENTION "k_proj.weight",
-        ATTENTION "v_proj.weight",
-        ATTENTION "o_proj.weight",
-        MLP "gate_proj.weight",
-        MLP "up_proj.weight",
-        MLP "down_proj.weight",
-        "model.layers.1.mlp.up_proj.weight", /* no gate beside it */
-        "model.layers.1.self_attn.q_proj.weight",
-        "model.layers.1.self_attn.k_proj.weight", /* keys that are the values, too */
-        "model.layers.2.self_attn.q_a_proj.weight",
-        "model.layers.2.self_attn.kv_a_proj_with_mqa.weight",
-        "encoder.layer.0.attention.self.query.weight",
-        "encoder.layer.0.attention.self.key.weight",
-        "encoder.layer.0.attention.self.value.weight",
-        "model.decoder.layers.0.encoder_attn.q_proj.weight",
-        "model.decoder.layers.0.encoder_attn.k_proj.weight",
-        "model.decoder.layers.0.encoder_attn.v_proj.weight",
-        "model.layers.3.cross_attn.q_proj.weight",
-        "model.layers.3.cross_attn.k_proj.weight",
-        "model.layers.4.block_sparse_moe.experts.11.w1.weight",
-        "model.layers.4.block_sparse_moe.experts.11.w3.weight",
-        "q_proj.weight",
-        "k_proj.weight",
-        NULL,
+    static const struct {
+        const char *name, *fused;
+        unsigned count;
+    } cases[] = {
+        {ATTENTION "q_proj.weight", "qkv_proj", 3},
+        {ATTENTION "k_proj.weight", "qkv_proj", 3},
+        {ATTENTION "v_proj.weight", "qkv_proj", 3},
+        {ATTENTION "o_proj.weight", NULL, 0},
+        {MLP "gate_proj.weight", "gate_up_proj", 2},
+        {MLP "up_proj.weight", "gate_up_proj", 2},
+        {MLP "down_proj.weight", NULL, 0},
+        {"model.layers.1.mlp.up_proj.weight", NULL, 0}, /* no gate beside it */
+        {"model.layers.1.self_attn.q_proj.weight", "qkv_proj", 2},
+        {"model.layers.1.self_attn.k_proj.weight", "qkv_proj",
+         2}, /* keys that are the values, too */
+        {"model.layers.2.self_attn.q_a_proj.weight", "fused_qkv_a_proj", 2},
+        {"model.layers.2.self_attn.kv_a_proj_with_mqa.weight", "fused_qkv_a_proj", 2},
+        {"encoder.layer.0.attention.self.query.weight", "qkv_proj", 3},
+        {"encoder.layer.0.attention.self.key.weight", "qkv_proj", 3},
+        {"encoder.layer.0.attention.self.value.weight", "qkv_proj", 3},
+        {"model.decoder.layers.0.encoder_attn.q_proj.weight", NULL, 0},
+        {"model.decoder.layers.0.encoder_attn.k_proj.weight", "kv_proj", 2},
+        {"model.decoder.layers.0.encoder_attn.v_proj.weight", "kv_proj", 2},
+        {"model.layers.3.cross_attn.q_proj.weight", NULL, 0},
+        {"model.layers.3.cross_attn.k_proj.weight", NULL, 0},
+        {"model.layers.4.block_sparse_moe.experts.11.w1.weight", "gate_up_proj", 2},
+        {"model.layers.4.block_sparse_moe.experts.11.w3.weight", "gate_up_proj", 2},
+        {"q_proj.weight", "qkv_proj", 2},
+        {"k_proj.weight", "qkv_proj", 2},
     };
     SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
-    names(&f, list);
-    expect_group(&f, ATTENTION "k_proj.weight", "qkv_proj", 3);
-    expect_group(&f, ATTENTION "o_proj.weight", NULL, 0);
-    expect_group(&f, MLP "up_proj.weight", "gate_up_proj", 2);
-    expect_group(&f, MLP "down_proj.weight", NULL, 0);
-    expect_group(&f, "model.layers.1.mlp.up_proj.weight", NULL, 0);
-    expect_group(&f, "model.layers.1.self_attn.q_proj.weight", "qkv_proj", 2);
-    expect_group(&f, "model.layers.2.self_attn.q_a_proj.weight", "fused_qkv_a_proj", 2);
-    expect_group(&f, "encoder.layer.0.attention.self.value.weight", "qkv_proj", 3);
-    expect_group(&f, "model.decoder.layers.0.encoder_attn.q_proj.weight", NULL, 0);
-    expect_group(&f, "model.decoder.layers.0.encoder_attn.v_proj.weight", "kv_proj", 2);
-    expect_group(&f, "model.layers.3.cross_attn.q_proj.weight", NULL, 0);
-    expect_group(&f, "model.layers.4.block_sparse_moe.experts.11.w3.weight", "gate_up_proj", 2);
-    expect_group(&f, "q_proj.weight", "qkv_proj", 2);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        fixture_add(&f, cases[i].name, 64, 64);
+    qsort(f.model.tensors, f.model.tensor_count, sizeof *f.model.tensors, fixture_order);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_group(&f, cases[i].name, cases[i].fused, cases[i].count);
     assert_int_equal(qc_expert_stem("a.mlp.experts.17.up_proj.weight"), strlen("a.mlp.experts"));
     assert_int_equal(qc_expert_stem("experts.0.w1.weight"), strlen("experts"));
     assert_int_equal(qc_expert_stem("a.mlp.shared_experts.up_proj.weight"), 0);
@@ -85,7 +72,8 @@ static const char *const layer[] = {ATTENTION "q_proj.weight", ATTENTION "k_proj
 static void add_layer(fixture *f)
 {
     fixture_config(f, "{\"model_type\":\"llama\",\"vocab_size\":512}");
-    names(f, layer);
+    for (const char *const *name = layer; *name; name++)
+        fixture_add(f, *name, 64, 64);
 }
 
 /* Checks what --to and the rules make of q, k, v, gate and up, one letter for each. */

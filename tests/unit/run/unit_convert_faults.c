@@ -9,6 +9,7 @@
 #include "tests/fixtures/fault_fixture.h"
 #include "tests/fixtures/sanitized.h"
 #include "tests/fixtures/test.h"
+#include "tests/fixtures/test_world.h"
 
 #include <errno.h>
 
@@ -19,10 +20,7 @@
  * ways: there each fails in one way, the odd ones alone, the even ones with all behind it. */
 #define STEP_OF_OTHERS (TEST_SANITIZED ? 3u : 2u)
 
-typedef struct {
-    char root[64];
-    char model[96], out[96], plain[96], fp8[96];
-} world;
+static char fp8_model[512];
 
 /* Two matrices of FP8 with the scale of each 128x128 block, as DeepSeek-V3 has them. */
 static void write_fp8_model(const char *dir)
@@ -41,15 +39,10 @@ static void write_fp8_model(const char *dir)
 
 static int setup(void **state)
 {
-    static world w;
-    test_folder(w.root, sizeof w.root);
-    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
-    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
-    (void)snprintf(w.plain, sizeof w.plain, "%s/plain", w.root);
-    (void)snprintf(w.fp8, sizeof w.fp8, "%s/fp8", w.root);
-    test_write_model(w.model);
-    write_fp8_model(w.fp8);
-    *state = &w;
+    const world *w = *state = world_in(test_folder);
+    (void)snprintf(fp8_model, sizeof fp8_model, "%s/fp8", w->root);
+    test_write_model(w->model);
+    write_fp8_model(fp8_model);
     return 0;
 }
 
@@ -85,7 +78,8 @@ static qc_status run_convert_auto(const world *w, qc_error *err)
 
 static qc_status run_convert_fp8(const world *w, qc_error *err)
 {
-    return test_run_line(test_command, err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
+    return test_run_line(test_command, err, "qconv --to nf4 -q --threads=2 %s %s", fp8_model,
+                         w->out);
 }
 
 /* The sample of groups before a weight's first frame, shared by two workers. */
@@ -100,7 +94,7 @@ static qc_status run_convert_searched_fp8(const world *w, qc_error *err)
     return test_run_line(
         test_command, err,
         "qconv --to int8 --block-size 32 --scale refit -q --threads=2 --compress=none %s %s",
-        w->fp8, w->out);
+        fp8_model, w->out);
 }
 
 static qc_status run_convert_searched_auto(const world *w, qc_error *err)
@@ -118,7 +112,7 @@ static qc_status run_verify(const world *w, qc_error *err)
 
 static qc_status run_unpack(const world *w, qc_error *err)
 {
-    return test_run_line(test_command, err, "qconv unpack -q --threads=2 %s %s", w->out, w->plain);
+    return test_run_line(test_command, err, "qconv unpack -q --threads=2 %s %s", w->out, w->other);
 }
 
 static int exists(const char *dir, const char *name)
@@ -347,11 +341,11 @@ TEST(test_verify_and_unpack)
     test_must(run_convert(w, &err), &err);
     fail_allocations(w, run_verify, NULL);
     fail_io(w, run_verify, NULL, QC_IO_READ, EIO, QC_ERR_IO, 5);
-    fail_allocations(w, run_unpack, w->plain);
-    test_remove(w->plain);
-    fail_io(w, run_unpack, w->plain, QC_IO_READ, EIO, QC_ERR_IO, 5);
-    fail_io(w, run_unpack, w->plain, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 5);
-    fail_io(w, run_unpack, w->plain, QC_IO_SYNC, EIO, QC_ERR_IO, 3);
+    fail_allocations(w, run_unpack, w->other);
+    test_remove(w->other);
+    fail_io(w, run_unpack, w->other, QC_IO_READ, EIO, QC_ERR_IO, 5);
+    fail_io(w, run_unpack, w->other, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 5);
+    fail_io(w, run_unpack, w->other, QC_IO_SYNC, EIO, QC_ERR_IO, 3);
     test_remove(w->out);
 }
 
