@@ -144,17 +144,14 @@ TEST(every_set_of_parts_is_read_back)
 
 TEST(empty_lists_are_read_back)
 {
-    for (unsigned compressed = 0; compressed < 2; compressed++) {
+    for (unsigned variant = 0; variant < 4; variant++) {
         sample s;
         SCOPED(qc_strbuf) text;
-        make_sample(&s, compressed);
+        make_sample(&s, variant & COMPRESSED);
+        s.m.scale = variant & 2 ? "search" : NULL;
         s.m.compute_dtype = NULL;
         s.m.rule_count = s.m.source_count = s.m.shard_count = 0;
         s.m.tensor_count = s.m.file_count = 0;
-        write_text(&s.m, &text);
-        assert_rewrites_to_itself(&text);
-        s.m.scale = "search";
-        qc_strbuf_deinit(&text);
         write_text(&s.m, &text);
         assert_rewrites_to_itself(&text);
     }
