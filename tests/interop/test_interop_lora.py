@@ -77,11 +77,12 @@ class Merge(unittest.TestCase):
         for name, got in ours.items():
             self.assertTrue(torch.equal(got, exact[name].float()), (names, name))
             changed += not torch.equal(got, base[name])
-            # A sum in single precision is off by some units of its largest summand.
+            # A sum in single precision is off by some units of its largest summand, by how many depends on
+            # the processor that torch has.
             unit = 2.0 ** -24 * torch.maximum(base[name].abs().max(), got.abs().max()).double()
             worst = max(worst, ((got.double() - single[name].double()).abs().max() / unit).item())
         self.assertGreater(changed, 4)
-        self.assertLess(worst, 4, names)
+        self.assertLess(worst, 8, names)
         s.note(f"{' + '.join(names)}: {changed} tensors changed, all as peft in double precision; from peft in single "
                f"precision by at most {worst:.1f} * 2^-24 of the largest weight")
         # To 16 bit: of the merged weight, not of one that was rounded before.
