@@ -11,6 +11,7 @@ file=$(realpath -m "${1:-bench/results/first_minute.json}")
 commit=$(git rev-parse --short HEAD)
 folder=$(mktemp -d "${TMPDIR:-/tmp}/qconv-first-minute-XXXXXX")
 trap 'rm -rf "$folder"' EXIT
+chmod 755 "$folder" # some tests run the program as another user
 
 unset CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER CMAKE_CUDA_COMPILER_LAUNCHER
 unset QCONV_CMAKE QCONV_CUDA
