@@ -17,6 +17,16 @@ import make_checkpoint as mk
 Q = "model.layers.%d.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
 NOBODY = 65534
+
+
+def somebody(case):
+    """Arguments for subprocess to run the program as somebody who is not root; skips where it cannot be."""
+    who = {"user": NOBODY} if os.geteuid() == 0 else {}
+    try:
+        subprocess.run([QCONV, "--version"], stdout=subprocess.DEVNULL, check=True, **who)
+    except (OSError, subprocess.CalledProcessError):
+        case.skipTest("another user cannot run the program")
+    return who
 SIDE = {"tokenizer.json": "{}", "sub/notes.txt": "text"}
 
 
@@ -72,7 +82,7 @@ class ReadOnly(SourceCase):
         self.addCleanup(self.writable)
         os.chmod(self.dir, 0o777)
         before = self.stats("m")
-        who = {"user": NOBODY} if os.geteuid() == 0 else {}
+        who = somebody(self)
         r = subprocess.run([QCONV, "-q", "--to", "nf4", "m", "o"], cwd=self.dir, **who,
                            stderr=subprocess.PIPE)
         if who and b"Permission denied: '" in r.stderr:
@@ -109,11 +119,7 @@ class Denied(SourceCase):
         super().setUp()
         self.small()
         os.chmod(self.dir, 0o777)
-        self.who = {"user": NOBODY} if os.geteuid() == 0 else {}
-        try:
-            subprocess.run([QCONV, "--version"], stdout=subprocess.DEVNULL, check=True, **self.who)
-        except (OSError, subprocess.CalledProcessError):
-            self.skipTest("another user cannot run the program")
+        self.who = somebody(self)
 
     def line(self, name, *args):
         r = subprocess.run([QCONV, *args], cwd=self.dir, capture_output=True, **self.who)
