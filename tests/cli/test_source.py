@@ -17,6 +17,7 @@ import make_checkpoint as mk
 Q = "model.layers.%d.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
 NOBODY = 65534
+SIDE = {"tokenizer.json": "{}", "sub/notes.txt": "text"}
 
 
 def somebody(case):
@@ -27,7 +28,6 @@ def somebody(case):
     except (OSError, subprocess.CalledProcessError):
         case.skipTest("another user cannot run the program")
     return who
-SIDE = {"tokenizer.json": "{}", "sub/notes.txt": "text"}
 
 
 class SourceCase(OutputCase):
