@@ -25,9 +25,9 @@ LAYERS = {
 # The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
-    {"library", "output", "term"},
+    {"output", "term"},
     {"adapter", "device", "model", "tokenizer"},
-    {"family", "hardware", "known", "plan", "validate"},
+    {"family", "hardware", "known", "library", "plan", "validate"},
     {"forward"},
     {"backward"},
     {"calibrate", "eval", "fit"},
