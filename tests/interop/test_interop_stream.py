@@ -18,7 +18,7 @@ import transformers
 from tiny_models import MAJOR, STREAMED, Files, inputs, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
-from qconv import errors, stream  # noqa: E402
+from qconv import _stream_layers, errors, stream  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -214,7 +214,7 @@ class Streams(unittest.TestCase):
         self.assertEqual(made.loads, len(made.layers))
 
     def test_states_in_files(self):
-        least, stream._stream_layers.LEAST_IN_FILE = stream._stream_layers.LEAST_IN_FILE, 0
+        least, _stream_layers.LEAST_IN_FILE = _stream_layers.LEAST_IN_FILE, 0
         try:
             with tempfile.TemporaryDirectory() as states:
                 _, plain = self.logits()
@@ -224,7 +224,7 @@ class Streams(unittest.TestCase):
                 made = stream.Stream(stream.build(self.folder), Files(self.folder), rows=2, folder=states)
                 self.assertLess(moments_apart(self.kind, self.folder, self.given, made)[0], 1e-6)
         finally:
-            stream._stream_layers.LEAST_IN_FILE = least
+            _stream_layers.LEAST_IN_FILE = least
 
     def test_replace_and_visit(self):
         """A replaced checkpoint tensor, and a weight put in by Catch, give the same other logits."""
