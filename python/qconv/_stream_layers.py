@@ -26,9 +26,9 @@ LEAST_IN_FILE = 1 << 20     # bytes: smaller tensors stay in memory
 def find_layers(model: nn.Module) -> List[str]:
     """Module paths of the layers, in the order of modules.
 
-    A layer is the outermost member of a list of modules that transformers treats as one: it can compute its activations
-    again (GradientCheckpointingLayer), or some module names its class as not to be split. Beside these, outermost members
-    of other lists that hold two or more matrices.
+    A layer is the outermost member of a list of modules that transformers treats as one: it can compute its
+    activations again (GradientCheckpointingLayer), or some module names its class as not to be split. Beside these,
+    outermost members of other lists that hold two or more matrices.
     """
     named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     members = [("%s.%s" % (path, key) if path else key, child) for path, parent in model.named_modules()
@@ -38,7 +38,8 @@ def find_layers(model: nn.Module) -> List[str]:
     plain = outermost(members, lambda m: not isinstance(m, LISTS))
     plain = {path: child for path, child in plain.items()
              if sum(weight.dim() == 2 for weight in child.parameters()) >= 2
-             and not any(inside(path, other) or inside(other, path) or child is module for other, module in marked.items())}
+             and not any(inside(path, other) or inside(other, path) or child is module
+                         for other, module in marked.items())}
     return [path for path, _ in model.named_modules() if path in marked or path in plain]
 
 

@@ -70,13 +70,14 @@ class Moments:
     """Second moments of the gradients at the outputs of products, by weight."""
 
     def __init__(self):
-        self.sums = {}
+        self.sums, self.alias = {}, {}
 
     def see(self, name, part, x, y):
         if y.requires_grad:
             y.register_hook(lambda grad: self.add((name, part), grad))
 
     def add(self, key, grad):
+        key = (min(self.alias.get(key[0], [key[0]])), key[1])  # a weight that layers share has several names
         rows = grad.detach().reshape(-1, grad.shape[-1]).double()
         self.sums[key] = self.sums.get(key, 0) + rows.T @ rows
 
@@ -91,6 +92,7 @@ def moments_apart(kind, folder, given, made):
     """The largest difference between gradient moments of the stream `made` and of the whole model, and their number."""
     labels = torch.linspace(0.5, 1.5, tiny_models.ROWS)
     model, theirs = whole(kind, folder), Moments()
+    theirs.alias = made.loader.alias
     within = {id(p): n for n, p in model.named_parameters() if any(n.startswith(path + ".") for path in made.layers)}
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
@@ -99,6 +101,7 @@ def moments_apart(kind, folder, given, made):
         out = model(**{k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in given.items()})
         loss_of(out, labels).backward()
     mine = Moments()
+    mine.alias = made.loader.alias
     made.gradient = mine.see
     made.backward(given, lambda piece, out: loss_of(out, labels[piece]).backward())
     if not theirs.sums or set(mine.sums) != set(theirs.sums):
@@ -131,8 +134,8 @@ def compare(name, gradient=True):
 
 
 # Types whose gradients the tests look at too: about a third.
-GRADIENTS = set("""llama gemma2 gemma3 gpt2 gpt_neox bloom phi3 gpt_oss mamba bert albert t5 bart whisper vit llava paligemma
-    mixtral qwen3_moe deepseek_v3 jamba falcon qwen2_5_vl mllama qwen3_next qwen3_5 qwen3_5_moe gemma3n_text
+GRADIENTS = set("""llama gemma2 gemma3 gpt2 gpt_neox bloom phi3 gpt_oss mamba bert albert t5 bart whisper vit llava
+    paligemma mixtral qwen3_moe deepseek_v3 jamba falcon qwen2_5_vl mllama qwen3_next qwen3_5 qwen3_5_moe gemma3n_text
     gemma4_text zamba2 llama4_text nemotron_h""".split())
 
 
@@ -185,7 +188,8 @@ class Origins(unittest.TestCase):
         return found
 
     def test_origins(self):
-        for name in ("llama", "phi3", "gpt2", "t5", "bert", "gpt_oss", "mixtral", "qwen3_moe", "deepseek_v3", "qwen3_next"):
+        for name in ("llama", "phi3", "gpt2", "t5", "bert", "gpt_oss", "mixtral", "qwen3_moe", "deepseek_v3",
+                     "qwen3_next"):
             with self.subTest(name):
                 found = self.check(name)
                 self.assertEqual(any(o.turned for o in found), name in ("gpt2", "gpt_oss"))
@@ -290,7 +294,8 @@ class Streams(unittest.TestCase):
                 "except qconv.errors.UsageError as e:\n    print(e)\n")
         for missing, said in ((True, "torch, which is missing: pip install"), (False, "this is 4.40.1: pip install")):
             done = subprocess.run([sys.executable, "-B", "-c", code.replace("{missing}", str(missing))], text=True,
-                                  capture_output=True, env={**os.environ, "PYTHONPATH": str(Path(stream.__file__).parents[1])})
+                                  capture_output=True,
+                                  env={**os.environ, "PYTHONPATH": str(Path(stream.__file__).parents[1])})
             self.assertIn(said, done.stdout, done.stderr)
 
 
