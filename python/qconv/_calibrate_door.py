@@ -30,12 +30,6 @@ def weight_of(said: Dict[str, Any]) -> Weight:
     return said["name"], said.get("matrix")
 
 
-def module_of(weight: Weight) -> str:
-    """What a file of moments calls it."""
-    name = weight[0][:-len(".weight")] if weight[0].endswith(".weight") else weight[0]
-    return name if weight[1] is None else "%s[%d]" % (name, weight[1])
-
-
 def scratch_folder(needed: int) -> str:
     """A folder for files that go to and fro: in memory where there is much more room than that, else in TMPDIR."""
     shared = "/dev/shm"
@@ -75,16 +69,16 @@ class Door:
     def phase(self) -> str:
         """Waits for what is to be done: "weigh", "calibrate" or "dry-run". The weights are in `weights` then."""
         heard = self.hear()
-        self.weights = {}
-        for w in heard["weights"]:
-            for matrix in range(w["matrices"]) if w.get("matrices") else [w.get("matrix")]:
-                made = w.get("made", False)
-                one = dict(w, matrix=matrix, made=made[matrix] if isinstance(made, list) else made)
-                self.weights[w["name"], matrix] = one
+        self.weights = {weight_of(w): w for w in heard["weights"]}
         return str(heard["phase"])
 
-    def solve(self, tensors: Dict[str, torch.Tensor], wanted: bool) -> Tuple[Dict[Weight, torch.Tensor], Dict[Weight, str]]:
-        """Hands over moments. Returns the values of what was made of them, float32 [rows, cols], where they are
+    def module(self, weight: Weight) -> str:
+        """What a file of moments calls it."""
+        return str(self.weights[weight]["module"])
+
+    def solve(self, tensors: Dict[str, torch.Tensor], wanted: bool) -> Tuple[
+            Dict[Weight, torch.Tensor], Dict[Weight, str]]:
+        """Hands over moments. Returns the values of what was made of them, float32 [outputs, inputs], where they are
         wanted, and why the others were left."""
         path, values = os.path.join(self.folder, "moments"), os.path.join(self.folder, "values")
         save_file({k: v.contiguous() for k, v in tensors.items()}, path)
@@ -113,10 +107,10 @@ class Door:
             weight = weight_of(one)
             known = self.weights.get(weight)
             if known is None:
-                raise ProgramError("the program made '%s', which it had not named" % module_of(weight))
+                raise ProgramError("the program made '%s', which it had not named" % weight[0])
             rows, cols = known["rows"], known["cols"]
-            out[weight] = torch.frombuffer(view, dtype=torch.float32, count=rows * cols,
-                                           offset=one["offset"]).reshape(rows, cols)
+            values = torch.frombuffer(view, dtype=torch.float32, count=rows * cols, offset=one["offset"])
+            out[weight] = values.reshape(cols, rows).t() if known["turned"] else values.reshape(rows, cols)
         return out
 
     def end(self, report: Dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import torch
 
-from ._calibrate_door import Door, Weight, module_of
+from ._calibrate_door import Door, Weight
 from ._calibrate_moments import Gradients, Sum
 from .stream import Catch
 
@@ -216,10 +216,10 @@ class Layers:
         for targets, moments in sets:
             if moments.h.tokens == 0:
                 continue
-            first = module_of(targets[0].weight)
+            first = self.door.module(targets[0].weight)
             tensors.update(moments.tensors(first))
             for t in targets:
-                module = module_of(t.weight)
+                module = self.door.module(t.weight)
                 if module != first:
                     tensors[module + ".same_as"] = torch.tensor(list(first.encode()), dtype=torch.uint8)
                 g = self.gradients and self.gradients.of(layer, (t.parameter, t.rows.start or 0, t.part))

@@ -1,0 +1,322 @@
+"""The passes of qconv.calibrate, and its talk with the program."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+import transformers
+
+from . import _text
+from ._calibrate_door import Closed, Door, scratch_folder
+from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Target
+from ._calibrate_moments import Gradients
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
+from ._values import Values
+from .errors import InputError, UsageError
+from .results import Conversion, DryRun
+from .stream import Catch, Stream, build
+
+BACKWARD_TOKENS = 32768  # of the text, whose gradients are taken
+SLICE_TOKENS = 4096      # that pass through a layer at a time
+SEED = 1000003
+
+
+class Finished(Exception):
+    """All that was to be made is made."""
+
+
+def devices_of(asked: str) -> Tuple[str, ...]:
+    """Names that torch has, of what --device says."""
+    if asked == "auto":
+        return ("cuda:0",) if torch.cuda.is_available() else ("cpu",)
+    if asked == "cpu":
+        return ("cpu",)
+    kind, _, numbers = asked.partition(":")
+    if kind != "cuda" or numbers and not all(n.isdigit() for n in numbers.split(",")):
+        raise UsageError("--device is '%s'; expected auto, cpu, cuda or cuda:0,1" % asked)
+    if not torch.cuda.is_available():
+        raise UsageError("--device %s: torch %s has no GPU here" % (asked, torch.__version__))
+    count = torch.cuda.device_count()
+    return tuple("cuda:%d" % int(n) for n in numbers.split(",")) if numbers else \
+        tuple("cuda:%d" % i for i in range(count))
+
+
+def spread(lengths: Sequence[int], most: int) -> List[int]:
+    """Numbers of windows with so many tokens at the most, spread evenly over all of them."""
+    total, seen, taken, out = sum(lengths), 0, 0, []
+    for i, n in enumerate(lengths):
+        seen += n
+        if total <= most or (taken + n) * total <= most * seen:
+            taken += n
+            out.append(i)
+    return out or [0]
+
+
+def draw(logits: torch.Tensor, mask: torch.Tensor, windows: Sequence[int]) -> torch.Tensor:
+    """The gradient of the cross entropy with labels that are drawn from the predictions themselves: softmax minus the
+    label, and zero where no token counts. logits: [rows, tokens, vocabulary]; mask: bool [rows, tokens]."""
+    p = torch.softmax(logits.detach().float(), -1)
+    for row, window in enumerate(windows):
+        generator = torch.Generator().manual_seed(SEED * (window + 1))
+        uniform = torch.rand(p.shape[1], 1, generator=generator, dtype=torch.float64).to(p.device)
+        reached = p[row].double().cumsum(-1)
+        label = (reached <= uniform * reached[:, -1:]).sum(-1, keepdim=True).clamp_(max=p.shape[-1] - 1)
+        p[row].scatter_add_(-1, label, torch.full_like(label, -1, dtype=p.dtype))
+    return p * mask[..., None].to(p)
+
+
+def go_back(output: Any, mask: torch.Tensor, windows: Sequence[int]) -> None:
+    """Starts the gradients: of drawn labels; without a head, of the normalized mean of the last states, times a vector
+    of normal random numbers for each window."""
+    logits, states = output.get("logits"), output.get("last_hidden_state")
+    if logits is not None and logits.dim() == 3 and logits.shape[:2] == mask.shape:
+        logits.backward(draw(logits, mask, windows).to(logits.dtype))
+    elif states is not None and states.dim() == 3 and states.shape[:2] == mask.shape:
+        counts = mask[..., None].to(states)
+        mean = (states.float() * counts).sum(1) / counts.sum(1).clamp(min=1)
+        g = torch.stack([torch.randn(mean.shape[1], generator=torch.Generator().manual_seed(SEED * (w + 1)))
+                         for w in windows]).to(mean)
+        torch.nn.functional.normalize(mean, dim=-1).backward(g * mask.any(1, keepdim=True).to(mean))
+    else:
+        raise InputError("the model gives neither logits nor states of every token, so its outputs have no gradients; "
+                         "--sided one takes none")
+
+
+class Text:
+    """Windows as the model takes them: `inputs` of one batch, whose first dimension has the rows."""
+
+    def __init__(self, windows: Any, numbers: Sequence[int], taken: Any) -> None:
+        self.numbers = list(numbers)
+        self.inputs, self.masks = taken
+        self.rows = len(next(iter(self.inputs.values())))
+
+    def twice(self) -> Dict[str, torch.Tensor]:
+        return {k: torch.cat([v, v]) for k, v in self.inputs.items()}
+
+
+class Calibration:
+    """All of one run, while the program is there."""
+
+    def __init__(self, door: Door, model: str, own: Mapping[str, Any], options: Mapping[str, str],
+                 progress: Optional[ProgressCallback]) -> None:
+        self.door, self.folder, self.own, self.progress = door, model, own, progress
+        self.devices = devices_of(own["device"])
+        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
+                                     tokens=own["tokens"])
+        self.model = build(model, trust_remote_code=own["trust_remote_code"])
+        self.source = Values(model, experts=options.get("experts"))
+        self.two = own["sided"] != "one"
+        self.steps, self.done = 0, 0
+
+    def hello(self) -> Dict[str, Any]:
+        w = self.windows
+        report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": w.tokens,
+                  "windows": len(w.lengths), "context": w.ids.shape[1], "sided": 2 if self.two else 1}
+        identity = dict(report, torch=torch.__version__, transformers=transformers.__version__,
+                        device=self.devices[0].partition(":")[0])
+        return {"hello": 1, "identity": json.dumps(identity, sort_keys=True), "report": report}
+
+    def step(self, name: str) -> None:
+        self.done += 1
+        if self.progress:
+            self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
+
+    # ---- what is to be made ----
+
+    def targets(self, stream: Stream) -> Dict[str, List[Target]]:
+        """Weights of the program's list, by the parameters that have them."""
+        out: Dict[str, List[Target]] = {}
+        for name, _ in self.model.named_parameters():
+            for o in stream.loader.origin(name):
+                parts = [o.part] if o.part is not None or (o.tensor, None) in self.door.weights else \
+                    range(self.model.get_parameter(name).shape[0])
+                for part in parts:
+                    weight = (o.tensor, part) if (o.tensor, part) in self.door.weights else (o.tensor, None)
+                    if weight in self.door.weights:
+                        out.setdefault(name, []).append(Target(weight, name, part, o.rows, o.turned))
+        return out
+
+    def text(self, most: Optional[int]) -> Text:
+        numbers = spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
+        return Text(self.windows, numbers, self.windows.batch(numbers, self.model.config))
+
+    def stream(self, tokens: int, **hooks: Any) -> Stream:
+        return Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices,
+                      folder=self.door.folder, **hooks)
+
+    # ---- passes ----
+
+    def take_gradients(self, text: Text) -> Gradients:
+        """One pass forward and one back."""
+        sums = Gradients(self.door.folder)
+        stream = self.stream(self.windows.ids.shape[1])
+        targets = {n: [t for t in ts if not self.door.weights[t.weight]["made"]]
+                   for n, ts in self.targets(stream).items()}
+        layer_of = {n: p for p in stream.layers for n in targets if n.startswith(p + ".")}
+
+        def gradient(name: str, part: Optional[int], x: torch.Tensor, y: torch.Tensor) -> None:
+            wanted = targets.get(name) if name in layer_of and y.requires_grad else None
+            if wanted:
+                y.register_hook(lambda g: take(name, part, g))
+
+        def take(name: str, part: Optional[int], g: torch.Tensor) -> None:
+            layer = layer_of[name]
+            if layer != sums.layer:
+                self.step(layer)
+            for t in targets[name]:
+                if t.part is not None and part is None and g.dim() == 3:  # all experts in one product
+                    sums.add(layer, (name, t.rows.start or 0, t.part), g[t.part][:, t.rows])
+                elif t.part == part:
+                    sums.add(layer, (name, t.rows.start or 0, part), g.reshape(-1, g.shape[-1])[:, t.rows])
+
+        def each(piece: slice, output: Any) -> None:
+            mask = text.masks[-1][piece]
+            numbers = [text.numbers[i] if i < len(text.numbers) else 0 for i in range(text.rows)[piece]]
+            go_back(output, mask, numbers)
+        stream.gradient = gradient
+        stream.backward(text.inputs, each)
+        stream.close()
+        sums.flush()
+        sums.layer = ""
+        return sums
+
+    def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
+        """Both streams pass, and the weights are made on the way; or one passes and weighs."""
+        stream = self.stream(self.windows.ids.shape[1])
+        targets = self.targets(stream)
+        counted = Counted(text.masks)
+
+        def done(name: str) -> None:
+            self.step(name)
+            if not layers.wanted(targets):
+                raise Finished
+        layers = Layers(stream, self.door, targets, counted, gradients, streams, done)
+        stream.visit = layers
+        try:
+            body = stream.body(text.twice() if streams == 2 else text.inputs)
+            self.take_head(stream, body, layers, text, streams)
+        except Finished:
+            pass
+        finally:
+            stream.close()
+
+    def take_head(self, stream: Stream, body: Any, layers: Layers, text: Text, streams: int) -> None:
+        """Products behind the layers count all outputs alike."""
+        outside = [n for n in layers.targets if not any(n.startswith(p + ".") for p in stream.layers)]
+        ids = {id(stream.loader.get(n)): n for n in outside if layers.wanted([n])}
+        if not ids:
+            return
+        moments: Dict[str, InputMoments] = {}
+        step = max(1, SLICE_TOKENS // self.windows.ids.shape[1])
+        for at in range(0, text.rows, step):
+            rows = slice(at, min(at + step, text.rows))
+            seen = [self.head_inputs(body, slice(rows.start + i * text.rows, rows.stop + i * text.rows), ids)
+                    for i in range(streams)]
+            for n, x in seen[-1].items():
+                one = moments.setdefault(n, InputMoments(x.shape[-1], layers.apart))
+                one.add(x, seen[0].get(n), layers.counted.of(x, rows))
+        for n, m in moments.items():
+            layers.solve("", [([t for t in layers.wanted([n]) if t.part is None], m)], {})
+
+    def head_inputs(self, body: Any, rows: slice, ids: Dict[int, str]) -> Dict[str, torch.Tensor]:
+        seen: Dict[str, torch.Tensor] = {}
+
+        def before(name: str, part: Optional[int], x: torch.Tensor) -> None:
+            seen.setdefault(name, x.detach())
+            if len(seen) == len(ids):
+                raise Reached
+        try:
+            with torch.no_grad(), Catch(ids, before):
+                body.head(rows)
+        except Reached:
+            pass
+        return seen
+
+    # ---- the program's phases ----
+
+    def serve(self) -> None:
+        """Does what the program asks for until it needs nothing more."""
+        while True:
+            phase = self.door.phase()
+            if phase != "dry-run" and not all(w["made"] for w in self.door.weights.values()):
+                self.work(phase)
+            self.door.end({})
+            if phase != "weigh":
+                return
+
+    def work(self, phase: str) -> None:
+        layers = len(self.stream(1).layers)
+        self.done, self.steps = 0, layers * (2 if self.two else 1)
+        gradients = self.take_gradients(self.text(BACKWARD_TOKENS)) if self.two else None
+        if phase == "weigh":
+            self.take_layers(self.text(BACKWARD_TOKENS), 1, gradients)
+        else:
+            self.take_layers(self.text(None), 2, gradients)
+
+
+class Shown:
+    """The program with this process's own output and messages."""
+
+    def __init__(self, argv: Sequence[str], inherited: Sequence[int]) -> None:
+        path = find()
+        try:
+            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, pass_fds=inherited,
+                                            start_new_session=True)
+        except OSError as error:
+            raise start_failure(path, error) from None
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+
+
+def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
+               progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
+    """The work of qconv.calibrate. shown: the program prints, and None is returned."""
+    if not os.path.isdir(model):
+        raise InputError("%s: there is no such folder" % os.fspath(model))
+    options = {word[2:].partition("=")[0]: word.partition("=")[2] for word in typed}
+    door = Door()
+    door.folder = scratch_folder(1 << 30)
+    try:
+        job = Calibration(door, os.fspath(model), own, options, progress)
+        argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
+                *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
+                "--", *(os.fspath(p) for p in (model, out) if p is not None)]
+        program = (Shown if shown else Run)(argv, [door.theirs.fileno()])
+        door.started()
+        try:
+            door.say(job.hello())
+            job.serve()
+        except Closed:
+            pass
+        except BaseException:
+            door.close()
+            program.stop()
+            raise
+        if isinstance(program, Shown):
+            code = wait_for(program)
+            if code:
+                raise SystemExit(code if code > 0 else 1)
+            return None
+        program.listen(progress)
+        code = program.join()
+        kind = DryRun if "--dry-run" in typed else Conversion
+        result = kind.from_json(json.loads(program.printed)) if program.printed.strip() else None
+        if code:
+            raise failure(code, program.message, result)
+        return result
+    finally:
+        door.close()
+
+
+def wait_for(program: Shown) -> int:
+    try:
+        return program.process.wait()
+    except KeyboardInterrupt:
+        program.stop()
+        raise
