@@ -41,8 +41,8 @@ typedef struct {
         forward_seconds;                          /* seconds for one operation */
     double coupled_seconds, coupled_pair_seconds; /* as in qc_calibrate_speed */
     qc_forward_source source;
-    qc_image_states *images;       /* --image-states, or NULL */
-    qc_calibrate_groups groups[2]; /* of the layer at hand */
+    qc_image_states *images;     /* --image-states, or NULL */
+    qc_calibrate_groups *groups; /* of the stacks at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
     /* Where only costs are wanted (calibrate_costs.h), and the candidates; else NULL. */
@@ -95,6 +95,18 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
 
+/* A weight with the moments of its inputs and maybe of its outputs. */
+typedef struct {
+    uint32_t number;
+    int cross;
+    uint64_t block, outputs_bytes; /* of its outputs' moments; 0: they count alike */
+} qc_calibrate_one;
+
+/* Adds to *a what such a weight takes, but for weights and disk. factor: that of its moments as
+ * well. */
+void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one, int factor,
+                            qc_calibrate_outlook *a);
+
 /* ---- calibrate_costs.c ---- */
 
 /* How many costs of a weight are wanted. */
@@ -112,6 +124,8 @@ int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number);
  * qc_calibrate_groups_end, before one is quantized. */
 QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number,
                                                const qc_forward_matrix *w, qc_error *err);
+/* Are the groups of this stack known? */
+int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job);
 void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
 /* Gives `out` what the matrix shares with others. */
@@ -125,9 +139,10 @@ QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t nu
 QC_NODISCARD qc_status qc_calibrate_find(uint32_t *out, const qc_plan *plan, const qc_checkpoint *c,
                                          qc_error *err);
 
-/* ---- the two ways ---- */
+/* ---- the three ways ---- */
 
 QC_NODISCARD qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err);
 QC_NODISCARD qc_status qc_calibrate_from_hessians(qc_calibrator *k, qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_from_door(qc_calibrator *k, qc_error *err);
 
 #endif

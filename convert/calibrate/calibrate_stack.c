@@ -35,6 +35,11 @@ static const qc_calibrate_groups *groups_of(const qc_calibrator *k, uint32_t job
     return NULL;
 }
 
+int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job)
+{
+    return groups_of(k, job) != NULL;
+}
+
 static uint64_t group_count(const qc_calibrator *k, uint32_t job)
 {
     return qc_ceil_div_u64(k->plan->jobs[job].blocks, QC_NESTED_BLOCK);
@@ -43,8 +48,7 @@ static uint64_t group_count(const qc_calibrator *k, uint32_t job)
 static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
 {
     const uint64_t count = group_count(k, job);
-    if (k->group_count == sizeof k->groups / sizeof *k->groups)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a layer has more stacks of experts than expected");
+    QC_TRY(qc_realloc_array(&k->groups, k->group_count + 1, sizeof *k->groups, err));
     qc_calibrate_groups *g = &k->groups[k->group_count++];
     *g = (qc_calibrate_groups){.job = job};
     QC_TRY(qc_calloc(&g->most, (size_t)count, sizeof *g->most, err));
@@ -86,6 +90,8 @@ void qc_calibrate_groups_end(qc_calibrator *k)
     for (uint32_t i = 0; i < k->group_count; i++) {
         qc_calibrate_groups *g = &k->groups[i];
         const qc_job *j = &k->plan->jobs[g->job];
+        if (!g->least)
+            continue;
         if (!qc_schemes[j->scheme].form->signed_scales) {
             g->offset = (float)(g->sum / (double)j->blocks);
             for (uint64_t n = 0; n < group_count(k, g->job); n++)
@@ -102,6 +108,8 @@ void qc_calibrate_groups_drop(qc_calibrator *k)
         qc_free(k->groups[i].most);
         qc_free(k->groups[i].least);
     }
+    qc_free(k->groups);
+    k->groups = NULL;
     k->group_count = 0;
 }
 

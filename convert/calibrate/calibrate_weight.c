@@ -136,6 +136,30 @@ void qc_calibrate_progress(const qc_calibrator *k, double seconds)
     qc_progress_add(k->progress, (uint64_t)(seconds * 1e6 + 0.5));
 }
 
+void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one, int factor,
+                            qc_calibrate_outlook *a)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, one->number);
+    const qc_form form = qc_job_form(&j);
+    const uint64_t n = j.cols;
+    if (factor) {
+        a->operations += qc_feedback_open_flops(n, one->cross);
+        a->seconds += qc_calibrate_factor_seconds(k, n, one->cross);
+    }
+    a->operations += weight_flops(k, one->number, one->cross, one->block);
+    a->seconds += qc_calibrate_weight_seconds(k, one->number, one->cross, one->block);
+    const qc_calibrate_room room =
+        k->engine->ops->room_weight(k->engine, j.rows, n, one->cross, &form, one->block);
+    /* The weight is held as it is read and as it becomes, and the moments as they are read. */
+    uint64_t memory = qc_sat_mul(qc_sat_mul(j.rows, n), sizeof(float) + 2);
+    const uint64_t squares = qc_sat_mul(qc_calibrate_square_bytes(n), one->cross ? 2 : 1);
+    memory = qc_sat_add(memory, room.device ? squares : 0);
+    memory = qc_sat_add(memory, one->outputs_bytes);
+    memory = qc_sat_add(memory, room.host);
+    a->memory = qc_max_u64(a->memory, memory);
+    a->device_memory = qc_max_u64(a->device_memory, room.device);
+}
+
 qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b)
 {
     return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
