@@ -249,7 +249,8 @@ class Layers:
         pieces[:] = zs + xs
         names = list(params.values())
         values: Values = {}
-        made = [t for n in names for t in self.targets.get(n, ()) if self.door.weights[t.weight]["made"]]
+        made = [t for n in names for t in self.targets.get(n, ()) if self.door.weights[t.weight]["made"]
+                and not self.door.weights[t.weight].get("searched")]  # with those the first run had gone on as they were
         if made and xs:
             self.put(values, made, self.door.values([t.weight for t in made]))
         stops = self.stops(call, zs[0], params) if self.wanted(names) else []
