@@ -43,8 +43,9 @@ class Door:
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.reader = self.ours.makefile("r", encoding="utf-8")
-        self.folder = ""
+        self.folder, self.tokens = "", 0  # files to and fro; all tokens that pass
         self.weights: Dict[Weight, Dict[str, Any]] = {}
+        self.left: Dict[Weight, str] = {}
 
     def started(self) -> None:
         """The program has its end now."""
@@ -69,26 +70,26 @@ class Door:
     def phase(self) -> str:
         """Waits for what is to be done: "weigh", "calibrate" or "dry-run". The weights are in `weights` then."""
         heard = self.hear()
-        self.weights = {weight_of(w): w for w in heard["weights"]}
+        self.weights, self.left = {weight_of(w): w for w in heard["weights"]}, {}
         return str(heard["phase"])
 
     def module(self, weight: Weight) -> str:
         """What a file of moments calls it."""
         return str(self.weights[weight]["module"])
 
-    def solve(self, tensors: Dict[str, torch.Tensor], wanted: bool) -> Tuple[
-            Dict[Weight, torch.Tensor], Dict[Weight, str]]:
+    def solve(self, tensors: Dict[str, torch.Tensor], wanted: bool) -> Dict[Weight, torch.Tensor]:
         """Hands over moments. Returns the values of what was made of them, float32 [outputs, inputs], where they are
-        wanted, and why the others were left."""
+        wanted. `left` then has the others, and why."""
         path, values = os.path.join(self.folder, "moments"), os.path.join(self.folder, "values")
         save_file({k: v.contiguous() for k, v in tensors.items()}, path)
-        self.say({"solve": path, "values": values if wanted else None})
+        self.say({"solve": path, "values": values if wanted else None, **({} if wanted else {"tokens": self.tokens})})
         heard = self.hear()
         os.remove(path)
         solved = heard["solved"]
         for said in solved:
             self.weights[weight_of(said)]["made"] = True
-        return (self.read(values, solved) if wanted else {}), {weight_of(s): s["why"] for s in heard.get("left", ())}
+        self.left.update({weight_of(s): s["why"] for s in heard["left"]})
+        return self.read(values, solved) if wanted else {}
 
     def values(self, weights: Sequence[Weight]) -> Dict[Weight, torch.Tensor]:
         """Of weights that were made in an earlier run."""

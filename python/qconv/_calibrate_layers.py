@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from ._calibrate_door import Door, Weight
 from ._calibrate_moments import Gradients, Sum
@@ -27,21 +28,79 @@ class Reached(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A weight of the checkpoint, and where its values lie in the model: outputs `rows` of a parameter's product, of
-    the expert `part` where it has several."""
+    """A weight of the checkpoint, or some of its outputs, and where they lie in the model: `rows` of the outputs of a
+    parameter's product, of the expert `part` where it has several. across: the parameter lies [inputs, outputs].
+    at: which of the weight's outputs these are."""
     weight: Weight
     parameter: str
     part: Optional[int]
     rows: slice
-    turned: bool
+    across: bool
+    at: Union[slice, torch.Tensor]
 
     def put(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
-        """values: [outputs, inputs] as the product has them."""
+        """values: [outputs, inputs] of the whole weight."""
         matrix = parameter if self.part is None else parameter[self.part]
-        if self.turned:
-            matrix[:, self.rows] = values.t().to(matrix)
-        else:
-            matrix[self.rows] = values.to(matrix)
+        if self.across:
+            matrix = matrix.t()
+        matrix[self.rows] = values[self.at].to(matrix)
+
+
+class Targets:
+    """The weights of the program's list by the parameters that have them."""
+
+    def __init__(self, loader: Any, door: Door) -> None:
+        self.loader, self.door, self.settled = loader, door, set()
+        self.places: Dict[Tuple[str, Optional[int]], List[Tuple[Weight, int, int]]] = {}
+        for weight, known in door.weights.items():  # a stack's [3, up] lies below [3, gate]
+            inside = re.search(r"\[(\d+)(?:, (gate|up))?\]$", known["module"]) if weight[1] is not None else None
+            first = known["rows"] if inside and inside.group(2) == "up" else 0
+            place = (weight[0], int(inside.group(1)) if inside else None)
+            self.places.setdefault(place, []).append((weight, first, first + known["rows"]))
+        self.by_name = {name: self.found(name) for name in loader.meta}
+        self.by_name = {name: found for name, found in self.by_name.items() if found}
+
+    def found(self, name: str, across: Optional[bool] = None) -> List[Target]:
+        out = []
+        held = default_across(self.loader, name) if across is None else across
+        for o in self.loader.origin(name, held):
+            for weight, first, end in self.places.get((o.tensor, o.matrix), ()):
+                if isinstance(o.at, slice):
+                    begin, stop = max(o.at.start, first), min(o.at.stop, end)
+                    if begin < stop:
+                        rows = slice(o.rows.start + begin - o.at.start, o.rows.start + stop - o.at.start)
+                        out.append(Target(weight, name, o.part, rows, held, slice(begin - first, stop - first)))
+                elif first == 0 and end >= int(o.at.max()) + 1:
+                    out.append(Target(weight, name, o.part, o.rows, held, o.at))
+        return out
+
+    def settle(self, across: Dict[str, bool]) -> None:
+        """Products have shown how parameters lie."""
+        for name, held in across.items():
+            if name in self.by_name and name not in self.settled:
+                self.settled.add(name)
+                self.by_name[name] = self.found(name, held)
+
+    def of(self, names: Iterable[str]) -> List[Target]:
+        return [t for n in names for t in self.by_name.get(n, ())]
+
+    def wanted(self, names: Iterable[str]) -> List[Target]:
+        """Those that are still to be made."""
+        return [t for t in self.of(names) if not self.door.weights[t.weight]["made"] and t.weight not in self.door.left]
+
+    def outputs(self, name: str, part: Optional[int]) -> Dict[Weight, List[Target]]:
+        """Of one product: each weight of which it has all outputs, and where they are."""
+        found: Dict[Weight, List[Target]] = {}
+        for t in self.wanted([name]):
+            if t.part == part:
+                found.setdefault(t.weight, []).append(t)
+        return {w: ts for w, ts in found.items()
+                if sum(t.rows.stop - t.rows.start for t in ts) == self.door.weights[w]["rows"]}
+
+
+def default_across(loader: Any, name: str) -> bool:
+    module = loader.owner(name)[0]
+    return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
 
 
 @dataclass
@@ -184,23 +243,17 @@ def with_all_experts(sets: List[List[str]], names: Iterable[str]) -> List[List[s
 class Layers:
     """What calibrating does to each layer that the stream visits."""
 
-    def __init__(self, stream: Any, door: Door, targets: Dict[str, List[Target]], counted: Counted,
-                 gradients: Optional[Gradients], streams: int, done: Callable[[str], None]) -> None:
+    def __init__(self, stream: Any, door: Door, targets: Targets, counted: Counted, gradients: Optional[Gradients],
+                 streams: int, done: Callable[[str], None]) -> None:
         self.stream, self.door, self.targets, self.counted, self.gradients = stream, door, targets, counted, gradients
         self.streams, self.done = streams, done  # one stream: moments of the model as it is
         self.apart = False                       # something before this is not what it was
-        self.left: Dict[Weight, str] = {}
         self.ids: Dict[int, str] = {}            # of the layer at hand
 
     # ---- weights ----
 
-    def wanted(self, names: Iterable[str]) -> List[Target]:
-        """Targets that are still to be made."""
-        return [t for n in names for t in self.targets.get(n, ())
-                if not self.door.weights[t.weight]["made"] and t.weight not in self.left]
-
     def any_made(self, names: Iterable[str]) -> bool:
-        return self.streams == 2 and any(self.door.weights[t.weight]["made"] for n in names for t in self.targets.get(n, ()))
+        return self.streams == 2 and any(self.door.weights[t.weight]["made"] for t in self.targets.of(names))
 
     def put(self, values: Values, targets: Iterable[Target], made: Dict[Weight, torch.Tensor]) -> None:
         for t in targets:
@@ -216,20 +269,18 @@ class Layers:
         for targets, moments in sets:
             if moments.h.tokens == 0:
                 continue
-            first = self.door.module(targets[0].weight)
-            tensors.update(moments.tensors(first))
-            for t in targets:
-                module = self.door.module(t.weight)
-                if module != first:
-                    tensors[module + ".same_as"] = torch.tensor(list(first.encode()), dtype=torch.uint8)
-                g = self.gradients and self.gradients.of(layer, (t.parameter, t.rows.start or 0, t.part))
+            modules = [self.door.module(t.weight) for t in targets]
+            for module in dict.fromkeys(modules):
+                if module == modules[0]:
+                    tensors.update(moments.tensors(module))
+                elif module + ".second_moment" not in tensors:
+                    tensors[module + ".same_as"] = torch.tensor(list(modules[0].encode()), dtype=torch.uint8)
+                g = self.gradients and self.gradients.of(layer, module)
                 if g:
                     tensors[module + ".output_moment"], tensors[module + ".output_tokens"] = g[0], torch.tensor([g[1]])
             asked += targets
         if tensors:
-            made, left = self.door.solve(tensors, self.streams == 2)
-            self.left.update(left)
-            self.put(values, asked, made)
+            self.put(values, asked, self.door.solve(tensors, self.streams == 2))
 
     # ---- a layer ----
 
@@ -241,7 +292,7 @@ class Layers:
 
     def visit(self, call: Any, pieces: List[slice], params: Dict[int, str]) -> List[Any]:
         if not call.batch:  # not in slices of the batch, such as images: as it is in both streams
-            return [call.run(call.cut(call.tensors, p)) for p in pieces]
+            return [call.run(p) for p in pieces]
         half = call.batch // self.streams
         step = pieces[0].stop
         zs = [slice(i, min(i + step, half)) for i in range(0, half, step)]
@@ -249,11 +300,11 @@ class Layers:
         pieces[:] = zs + xs
         names = list(params.values())
         values: Values = {}
-        made = [t for n in names for t in self.targets.get(n, ()) if self.door.weights[t.weight]["made"]
+        made = [t for t in self.targets.of(names) if self.door.weights[t.weight]["made"]
                 and not self.door.weights[t.weight].get("searched")]  # with those the first run had gone on as they were
         if made and xs:
-            self.put(values, made, self.door.values([t.weight for t in made]))
-        stops = self.stops(call, zs[0], params) if self.wanted(names) else []
+            self.put(values, made, self.door.values(list({t.weight: 0 for t in made})))
+        stops = self.stops(call, zs[0], params) if self.targets.wanted(names) else []
         runs = self.lockstep(call, zs, xs, params, stops, values)
         self.apart |= self.any_made(names)
         return runs
@@ -263,7 +314,7 @@ class Layers:
         order: Dict[Any, List[str]] = {}
         inputs: List[torch.Tensor] = []  # are kept, so that no two have one address
         seen, within, routed = set(), {}, set()
-        ids = {i: n for i, n in params.items() if n in self.targets}
+        ids = {i: n for i, n in params.items() if n in self.targets.by_name}
 
         def before(name: str, part: Optional[int], x: torch.Tensor) -> None:
             inputs.append(x)
@@ -275,8 +326,9 @@ class Layers:
             if routes_of(args, kwargs):
                 routed.add(path)
             return own(*args, **kwargs)
-        with torch.no_grad(), self.intercepted(ids.values(), enter), Catch(ids, before):
-            call.run(call.cut(call.tensors, piece))
+        with torch.no_grad(), self.intercepted(ids.values(), enter), Catch(ids, before) as seeing:
+            call.run(piece)
+        self.targets.settle(seeing.across)
         for name in ids.values():
             within[name] = name.rpartition(".")[0] if name.rpartition(".")[0] in routed else None
         out: List[Stop] = []
@@ -295,7 +347,7 @@ class Layers:
 
     def lockstep(self, call: Any, zs: List[slice], xs: List[slice], params: Dict[int, str], stops: List[Stop],
                  values: Values) -> List[Any]:
-        ids = self.ids = {i: n for i, n in params.items() if n in self.targets}
+        ids = self.ids = {i: n for i, n in params.items() if n in self.targets.by_name}
         which = {n: i for i, s in enumerate(stops) if not s.module for names in s.sets for n in names}
         at = {s.module: i for i, s in enumerate(stops) if s.module}
 
@@ -304,7 +356,7 @@ class Layers:
             if mine and path in at:
                 mine.stop(at[path], (args, kwargs))
             return own(*args, **kwargs)
-        runs = [Slice(lambda p=p: call.run(call.cut(call.tensors, p)), ids, which, values if i >= len(zs) else {})
+        runs = [Slice(lambda p=p: call.run(p), ids, which, values if i >= len(zs) else {})
                 for i, p in enumerate(zs + xs)]
         rows = self.stream.batch // self.streams
         of_batch = [slice(p.start * rows // max(1, zs[-1].stop), p.stop * rows // max(1, zs[-1].stop)) for p in zs]
@@ -327,7 +379,7 @@ class Layers:
     def take_set(self, layer: str, names: List[str], given: Iterable[Tuple[Any, Any, slice]], values: Values) -> None:
         """Sums up the moments of one set. Of a product of all experts at once, each expert has its own."""
         moments: Dict[Optional[int], InputMoments] = {}
-        wanted = self.wanted(names)
+        wanted = self.targets.wanted(names)
         for z, x, rows in given:
             x = x if self.streams == 2 else z
             if x is None or not wanted:
@@ -353,7 +405,7 @@ class Layers:
         module = self.stream.model.get_submodule(stop.module)
         own = module.__dict__["forward"].own
         for names in stop.sets:
-            wanted, apart = self.wanted(names), self.apart
+            wanted, apart = self.targets.wanted(names), self.apart
             stacked = any(t.weight[1] is not None for t in wanted)
             held: List[Tuple[List[Target], InputMoments]] = []
             for part in sorted({t.part for t in wanted if t.part is not None}):

@@ -41,15 +41,13 @@ class Sum:
         return (self.total / max(1, self.tokens)).float().cpu()
 
 
-Key = Tuple[str, int, Optional[int]]  # a layer's parameter, the first of its outputs, and the expert
-
 
 class Gradients:
     """Sums of g g^T, g being gradients of outputs. Those of one layer are in memory, and the others in files."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.layer = folder, ""
-        self.sums: Dict[Key, Sum] = {}
+        self.sums: Dict[str, Sum] = {}
 
     def path(self, layer: str) -> str:
         return os.path.join(self.folder, "gradients-%s.safetensors" % layer)
@@ -63,33 +61,29 @@ class Gradients:
         if os.path.exists(self.path(layer)):  # a layer that the model goes through more than once
             with safe_open(self.path(layer), "pt") as file:
                 for name in file.keys():
-                    if name.endswith(".tokens"):
+                    if name.endswith(" tokens"):
                         continue
-                    parameter, first, part = name.rsplit("|", 2)
-                    width, tokens = file.get_tensor(name + ".tokens").tolist()
+                    width, tokens = file.get_tensor(name + " tokens").tolist()
                     total = file.get_tensor(name)
-                    entry = Sum(width, total.shape[-1])
+                    self.sums[name] = entry = Sum(width, total.shape[-1])
                     entry.tokens, entry.total = tokens, total.double() * max(1, tokens)
-                    self.sums[parameter, int(first), int(part) if part else None] = entry
 
     def flush(self) -> None:
         if self.sums:
             tensors = {}
-            for (parameter, first, part), entry in self.sums.items():
-                name = "%s|%d|%s" % (parameter, first, "" if part is None else part)
-                tensors[name] = entry.mean()
-                tensors[name + ".tokens"] = torch.tensor([entry.width, entry.tokens])
+            for name, entry in self.sums.items():
+                tensors[name], tensors[name + " tokens"] = entry.mean(), torch.tensor([entry.width, entry.tokens])
             save_file(tensors, self.path(self.layer))
         self.sums = {}
 
-    def add(self, layer: str, key: Key, g: torch.Tensor) -> None:
+    def add(self, layer: str, module: str, g: torch.Tensor) -> None:
         """g: [tokens, outputs]. A token whose gradients are all zero is padding, or does not get here."""
         self.turn_to(layer)
-        entry = self.sums.setdefault(key, Sum(g.shape[1], BLOCK))
+        entry = self.sums.setdefault(module, Sum(g.shape[1], BLOCK))
         entry.add(g, tokens=int((g != 0).any(1).sum()))
 
-    def of(self, layer: str, key: Key) -> Optional[Tuple[torch.Tensor, int]]:
+    def of(self, layer: str, module: str) -> Optional[Tuple[torch.Tensor, int]]:
         """The mean [blocks, size, size], and of how many tokens it is."""
         self.turn_to(layer)
-        entry = self.sums.get(key)
+        entry = self.sums.get(module)
         return None if entry is None or entry.tokens == 0 else (entry.mean(), entry.tokens)

@@ -11,7 +11,7 @@ import transformers
 
 from . import _text
 from ._calibrate_door import Closed, Door, scratch_folder
-from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Target
+from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
 from ._values import Values
@@ -124,21 +124,6 @@ class Calibration:
         if self.progress:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
 
-    # ---- what is to be made ----
-
-    def targets(self, stream: Stream) -> Dict[str, List[Target]]:
-        """Weights of the program's list, by the parameters that have them."""
-        out: Dict[str, List[Target]] = {}
-        for name, _ in self.model.named_parameters():
-            for o in stream.loader.origin(name):
-                parts = [o.part] if o.part is not None or (o.tensor, None) in self.door.weights else \
-                    range(self.model.get_parameter(name).shape[0])
-                for part in parts:
-                    weight = (o.tensor, part) if (o.tensor, part) in self.door.weights else (o.tensor, None)
-                    if weight in self.door.weights:
-                        out.setdefault(name, []).append(Target(weight, name, part, o.rows, o.turned))
-        return out
-
     def text(self, most: Optional[int]) -> Text:
         numbers = spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.windows.batch(numbers, self.model.config))
@@ -153,30 +138,37 @@ class Calibration:
         """One pass forward and one back."""
         sums = Gradients(self.door.folder)
         stream = self.stream(self.windows.ids.shape[1])
-        targets = {n: [t for t in ts if not self.door.weights[t.weight]["made"]]
-                   for n, ts in self.targets(stream).items()}
-        layer_of = {n: p for p in stream.layers for n in targets if n.startswith(p + ".")}
+        targets = Targets(stream.loader, self.door)
+        layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
+
+        def visit(call: Any, pieces: List[slice], params: Dict[int, str]) -> Iterator[Any]:
+            with Catch(params) as seeing:
+                yield call.run(pieces[0])
+            targets.settle(seeing.across)
+            for piece in pieces[1:]:
+                yield call.run(piece)
 
         def gradient(name: str, part: Optional[int], x: torch.Tensor, y: torch.Tensor) -> None:
-            wanted = targets.get(name) if name in layer_of and y.requires_grad else None
-            if wanted:
+            if name in layer_of and y.requires_grad and targets.wanted([name]):
                 y.register_hook(lambda g: take(name, part, g))
 
         def take(name: str, part: Optional[int], g: torch.Tensor) -> None:
-            layer = layer_of[name]
-            if layer != sums.layer:
-                self.step(layer)
-            for t in targets[name]:
-                if t.part is not None and part is None and g.dim() == 3:  # all experts in one product
-                    sums.add(layer, (name, t.rows.start or 0, t.part), g[t.part][:, t.rows])
-                elif t.part == part:
-                    sums.add(layer, (name, t.rows.start or 0, part), g.reshape(-1, g.shape[-1])[:, t.rows])
+            if layer_of[name] != sums.layer:
+                self.step(layer_of[name])
+            several = part is None and g.dim() == 3 and stream.loader.get(name).dim() == 3  # all experts in one product
+            for expert in range(len(g)) if several else [part]:
+                own = g[expert] if several else g.reshape(-1, g.shape[-1])
+                for weight, found in targets.outputs(name, expert).items():
+                    whole = own.new_zeros(len(own), self.door.weights[weight]["rows"])
+                    for t in found:
+                        whole[:, t.at] = own[:, t.rows]
+                    sums.add(layer_of[name], self.door.module(weight), whole)
 
         def each(piece: slice, output: Any) -> None:
             mask = text.masks[-1][piece]
             numbers = [text.numbers[i] if i < len(text.numbers) else 0 for i in range(text.rows)[piece]]
             go_back(output, mask, numbers)
-        stream.gradient = gradient
+        stream.visit, stream.gradient = visit, gradient
         stream.backward(text.inputs, each)
         stream.close()
         sums.flush()
@@ -186,12 +178,12 @@ class Calibration:
     def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
         """Both streams pass, and the weights are made on the way; or one passes and weighs."""
         stream = self.stream(self.windows.ids.shape[1])
-        targets = self.targets(stream)
+        targets = Targets(stream.loader, self.door)
         counted = Counted(text.masks)
 
         def done(name: str) -> None:
             self.step(name)
-            if not layers.wanted(targets):
+            if not targets.wanted(targets.by_name):
                 raise Finished
         layers = Layers(stream, self.door, targets, counted, gradients, streams, done)
         stream.visit = layers
@@ -205,8 +197,8 @@ class Calibration:
 
     def take_head(self, stream: Stream, body: Any, layers: Layers, text: Text, streams: int) -> None:
         """Products behind the layers count all outputs alike."""
-        outside = [n for n in layers.targets if not any(n.startswith(p + ".") for p in stream.layers)]
-        ids = {id(stream.loader.get(n)): n for n in outside if layers.wanted([n])}
+        outside = [n for n in layers.targets.by_name if not any(n.startswith(p + ".") for p in stream.layers)]
+        ids = {id(stream.loader.get(n)): n for n in outside if layers.targets.wanted([n])}
         if not ids:
             return
         moments: Dict[str, InputMoments] = {}
@@ -219,7 +211,7 @@ class Calibration:
                 one = moments.setdefault(n, InputMoments(x.shape[-1], layers.apart))
                 one.add(x, seen[0].get(n), layers.counted.of(x, rows))
         for n, m in moments.items():
-            layers.solve("", [([t for t in layers.wanted([n]) if t.part is None], m)], {})
+            layers.solve("", [([t for t in layers.targets.wanted([n]) if t.part is None], m)], {})
 
     def head_inputs(self, body: Any, rows: slice, ids: Dict[int, str]) -> Dict[str, torch.Tensor]:
         seen: Dict[str, torch.Tensor] = {}
@@ -248,8 +240,10 @@ class Calibration:
                 return
 
     def work(self, phase: str) -> None:
-        layers = len(self.stream(1).layers)
-        self.done, self.steps = 0, layers * (2 if self.two else 1)
+        stream = self.stream(self.windows.ids.shape[1])
+        self.door.tokens = sum(self.windows.lengths[i] for i in self.text(BACKWARD_TOKENS).numbers)
+        self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
+        stream.close()
         gradients = self.take_gradients(self.text(BACKWARD_TOKENS)) if self.two else None
         if phase == "weigh":
             self.take_layers(self.text(BACKWARD_TOKENS), 1, gradients)
