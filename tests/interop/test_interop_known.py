@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import test_interop_moe as moe
 import test_interop_zoo as zoo
+import tiny_models
 
 INDEXED = moe.LATENT | {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 4}
 LINEAR = moe.LINEAR | {"mtp_num_hidden_layers": 0}
@@ -26,7 +27,7 @@ FAMILIES |= {
                          "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1},
     "gemma3": {"vision_config": {"vision_use_head": False}},
     "mistral3": {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": False}},
-    "mllama": zoo.TYPES["mllama"],
+    "mllama": tiny_models.TYPES["mllama"],
 }
 # transformers 5 writes the experts of qwen3_5_moe one by one; released checkpoints have stacks.
 TENSORS = ".schemes.keep.tensors", ".schemes.cast.tensors", ".file_bytes"
@@ -50,8 +51,8 @@ def planned(model):
 
 def tiny(name):
     kind = CONFIG_MAPPING[name]
-    config = kind(**zoo.merged(zoo.shrunk(kind()), {"num_nextn_predict_layers": 0} | FAMILIES[name]))
-    return zoo.saved(zoo.made(config, zoo.class_of(config), torch.float32), f"known-{name}")
+    config = kind(**tiny_models.merged(tiny_models.shrunk(kind()), {"num_nextn_predict_layers": 0} | FAMILIES[name]))
+    return zoo.saved(tiny_models.made(config, tiny_models.class_of(config), torch.float32), f"known-{name}")
 
 
 def differing(name):
