@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -21,6 +22,7 @@ from .stream import Catch, Stream, build
 
 BACKWARD_TOKENS = 32768  # of the text, whose gradients are taken
 SLICE_TOKENS = 4096      # that pass through a layer at a time
+STATES = 6               # of the whole batch that are held at once
 SEED = 1000003
 
 
@@ -128,16 +130,22 @@ class Calibration:
         numbers = spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.windows.batch(numbers, self.model.config))
 
-    def stream(self, tokens: int, **hooks: Any) -> Stream:
-        return Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices,
-                      folder=self.door.folder, **hooks)
+    def stream(self, rows: int) -> Stream:
+        """rows: of the whole batch. States that would take half of the memory lie in files."""
+        tokens = self.windows.ids.shape[1]
+        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
+            torch.cuda.get_device_properties(self.devices[0]).total_memory
+        if STATES * stream.outlook(rows, tokens).state > memory // 2:
+            stream.folder, stream.home = tempfile.gettempdir(), torch.device("cpu")
+        return stream
 
     # ---- passes ----
 
     def take_gradients(self, text: Text) -> Gradients:
         """One pass forward and one back."""
         sums = Gradients(self.door.folder)
-        stream = self.stream(self.windows.ids.shape[1])
+        stream = self.stream(text.rows)
         targets = Targets(stream.loader, self.door)
         layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
 
@@ -177,7 +185,7 @@ class Calibration:
 
     def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
         """Both streams pass, and the weights are made on the way; or one passes and weighs."""
-        stream = self.stream(self.windows.ids.shape[1])
+        stream = self.stream(text.rows * streams)
         targets = Targets(stream.loader, self.door)
         counted = Counted(text.masks)
 
@@ -240,7 +248,7 @@ class Calibration:
                 return
 
     def work(self, phase: str) -> None:
-        stream = self.stream(self.windows.ids.shape[1])
+        stream = self.stream(1)
         self.door.tokens = sum(self.windows.lengths[i] for i in self.text(BACKWARD_TOKENS).numbers)
         self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
         stream.close()
