@@ -155,7 +155,7 @@ static qc_status sort_module(qc_moments *m, uint32_t i, int two, qc_error *err)
         m->left[m->left_count++] = p.number;
         return QC_OK;
     }
-    m->known[p.number] = QC_MOMENTS_SEEN;
+    m->known[p.number] = QC_MOMENTS_SEEN | QC_MOMENTS_HERE;
     if (n != j.cols)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "%s: expected second moments of %" PRIu64 " inputs for '%s', found %" PRIu64,
@@ -173,7 +173,7 @@ static qc_status sort_module(qc_moments *m, uint32_t i, int two, qc_error *err)
     return QC_OK;
 }
 
-/* A stack that has moments of a matrix is made as a whole: matrices without moments have had no
+/* A stack of which the file has moments is made as a whole: matrices without moments have had no
  * tokens. */
 static void sort_stacks(qc_moments *m)
 {
@@ -181,10 +181,12 @@ static void sort_stacks(qc_moments *m)
     for (uint32_t job = 0; job < plan->job_count; job++) {
         const uint32_t count = qc_calibrated_matrices(plan, job);
         const uint32_t first = count > 0 ? plan->first_matrix[job] : 0;
-        int seen = 0;
-        for (uint32_t i = 0; i < count && !seen; i++)
-            seen = m->known[first + i] & QC_MOMENTS_SEEN;
-        for (uint32_t i = 0; seen && i < count; i++) {
+        int here = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            here |= m->known[first + i] & QC_MOMENTS_HERE;
+            m->known[first + i] &= (unsigned char)~QC_MOMENTS_HERE;
+        }
+        for (uint32_t i = 0; here && i < count; i++) {
             if (!(m->known[first + i] & QC_MOMENTS_SEEN)) {
                 m->known[first + i] = QC_MOMENTS_SEEN | QC_MOMENTS_FEW;
                 m->left[m->left_count++] = first + i;

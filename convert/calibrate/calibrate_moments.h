@@ -13,7 +13,8 @@ enum {
     QC_MOMENTS_FEW = 2,         /* of too few tokens */
     QC_MOMENTS_ALIKE = 4,       /* there were none of its outputs */
     QC_MOMENTS_FEW_OUTPUTS = 8, /* those of its outputs were of too few tokens */
-    QC_MOMENTS_BOTH = 16        /* of its inputs and of its outputs */
+    QC_MOMENTS_BOTH = 16,       /* of its inputs and of its outputs */
+    QC_MOMENTS_HERE = 32        /* the file that is being opened has moments of it */
 };
 
 /* A weight that a file has moments of. */

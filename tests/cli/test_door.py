@@ -3,19 +3,19 @@
 the same moments gives; its values are those of the output; a run goes on where the other side was lost; and a bad
 line ends with one sentence. Stacks of experts, over the socket and from a file."""
 import array
-import hashlib
 import json
-import math
 import os
 import random
+import re
 import socket
 import struct
 import subprocess
 import unittest
 
 import qconv_case
-from output_case import OutputCase
+from output_case import AT_CALL, OutputCase, at_call
 import make_checkpoint as mk
+import test_mixtures
 
 MODEL = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama", "model")
 TINY = os.path.join(qconv_case.ROOT, "tests", "data", "tiny-moe")
@@ -58,12 +58,12 @@ def rounded(floats):
 
 
 class Door(OutputCase):
-    def start(self, *args, out="out", model=MODEL, to="nf4", stderr=subprocess.PIPE):
+    def start(self, *args, out="out", model=MODEL, to="nf4", stderr=subprocess.PIPE, env=None):
         ours, theirs = socket.socketpair()
         self.addCleanup(ours.close)
         argv = [qconv_case.QCONV, "--to", to, "--compress", "none", "--hessians", f"fd:{theirs.fileno()}", *args, model]
         p = subprocess.Popen(argv + ([out] if out else []), cwd=self.dir, stdout=subprocess.PIPE, stderr=stderr,
-                             pass_fds=[theirs.fileno()])
+                             pass_fds=[theirs.fileno()], env={**os.environ, **(env or {})})
         theirs.close()
         self.addCleanup(lambda: (p.kill(), p.wait(), p.stdout.close(), p.stderr and p.stderr.close()))
         self.socket, self.lines, self.process = ours, ours.makefile("r", encoding="utf-8"), p
@@ -328,16 +328,115 @@ class Dense(Door):
 
 
 class Stacks(Door):
-    """Experts in stacks of tiny-moe get what separate experts get."""
-    SEPARATE = "--to", "nf4", "--no-double-quant"
+    """Stacks of tiny-moe (five experts in layers 0 and 2) have what separate experts get of the same moments."""
+    def offered(self, *args, model=TINY, hello=HELLO, **more):
+        self.start("--dry-run", *args, model=model, out=None, **more)
+        weights = self.ask(hello)["weights"]
+        self.say({"end": {}})
+        self.finish()
+        return weights
 
-    def tensors(self, weights, few=()):
-        out = {}
-        for ws, _ in self.sets(weights):
-            for w in ws:
-                tokens = 5 if any(f in w["module"] for f in few) else 5000
-                out |= moments_of(w, tokens, like=ws[0]["module"] if w is not ws[0] else None)
+    @staticmethod
+    def separate(module):
+        """The name of a separate expert, whose moments a matrix of a stack gets."""
+        m = re.fullmatch(r"(.*\.experts\.)(gate_up|down)_proj\[(\d+)(?:, (gate|up))?\]", module)
+        return f"{m[1]}{m[3]}.{m[4] or m[2]}_proj" if m else module
+
+    def moments(self, weights, few=(), without=(), two=True):
+        out, first = {}, {}
+        for w in sorted(weights, key=lambda w: self.separate(w["module"])):
+            name = self.separate(w["module"])
+            if name in without:
+                continue
+            like = first.setdefault(inputs_of(name), w["module"])
+            tokens = 1 if any(name.startswith(f) for f in few) else 5000
+            for n, t in moments_of({**w, "module": name}, tokens, two, like if like != w["module"] else None).items():
+                out[n.replace(name, w["module"], 1)] = t
         return out
+
+    def made(self, out, tensors, *args, model=TINY, code=0, **more):
+        mk.write_safetensors(self.path(out + ".safetensors"), tensors)
+        r = self.run_qconv("--to", *args, "--compress", "none", "--hessians", out + ".safetensors", model, out, **more)
+        self.assertEqual(r.returncode, code, r.stderr)
+        return r.stderr.decode()
+
+    def assert_ranges(self, tail, beside):
+        stacked, separate = self.bytes_of("stacked"), self.bytes_of("separate")
+        for layer in (0, 2):
+            head = f"model.layers.{layer}.mlp.experts."
+            for stack, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+                for suffix, own in (("", ".weight"), (beside, tail)):
+                    want = b"".join(separate[f"{head}{e}.{p}{own}"] for e in range(5) for p in parts)
+                    self.assertEqual(stacked[head + stack + suffix], want, (stack, suffix))
+
+    def test_as_separate(self):
+        one, other = "model.layers.0.mlp.experts.3", "model.layers.2.mlp.experts.1.down_proj"
+        for to, tail, beside in ((["nf4", "--no-double-quant"], ".weight.absmax", ".absmax"), (["int8"], ".SCB", ".SCB"),
+                                 (["int8", "--block-size", "64", "--no-double-quant"], ".weight.absmax", ".absmax")):
+            for few, without in (((), ()), ((one,), (other,))):
+                for experts in ("stacked", "separate"):
+                    weights = self.offered("--experts", experts, *to[1:], to=to[0])
+                    said = self.made(experts, self.moments(weights, few, without), *to, "--experts", experts, "--force")
+                    self.assertEqual("without calibration" in said, bool(few))
+                self.assert_ranges(tail, beside)
+        self.ok("verify", "stacked", "--against", TINY, "-q")
+        self.assertIn("3 weights are quantized without calibration, as the second moments are of fewer tokens", said)
+
+    def test_over_the_socket(self):
+        """Groups of scales that experts share, a kill in the middle of a stack, and experts without tokens."""
+        hello = {**HELLO, "report": {**REPORT, "sided": 2}}
+        few = "model.layers.0.mlp.experts.3"
+        args = "--experts", "stacked"
+        weights = self.offered(*args, hello=hello)
+        self.assertEqual([(w["module"], w["matrix"], w["matrices"]) for w in weights
+                          if w["name"] == "model.layers.0.mlp.experts.gate_up_proj"][6:8],
+                         [(few.replace("s.3", "s.gate_up_proj[3, gate]"), 6, 10),
+                          (few.replace("s.3", "s.gate_up_proj[3, up]"), 7, 10)])
+        everything = self.moments(weights, (few,))
+        self.made("file", everything, "nf4", *args)
+
+        def through(kill=None):
+            self.start(*args, model=TINY, env=kill, stderr=subprocess.DEVNULL if kill else subprocess.PIPE)
+            phase = self.ask(hello)
+            layers = {}
+            for w in phase["weights"]:
+                layers.setdefault(w["module"].split(".")[2], []).append(w)
+            for ws in layers.values():
+                if self.solve(self.moments(ws, (few,))) is None:
+                    self.process.wait(60)
+                    return phase, None
+            made = [w for w in phase["weights"] if w["made"] and not w["searched"]]
+            self.assertEqual(len(self.ask({"values": made, "to": self.path("v")})["values"]), len(made))
+            self.say({"end": {}})
+            return phase, self.finish()
+
+        kills = [at_call(f"sync:{n}", "journal-calibrated", run="kill -9 $PPID") for n in (12, 60)] if AT_CALL else []
+        for kill in [*kills, None]:
+            phase, said = through(kill)
+        self.assertEqual(self.bytes_of("out"), self.bytes_of("file"))
+        self.assertIn("3 weights are quantized without calibration, as the second moments are of fewer tokens than a "
+                      "quarter of the inputs: 'model.layers.0.mlp.experts.down_proj[3]', ", said)
+        if kills:
+            made = [w for w in phase["weights"] if w["made"]]
+            self.assertTrue(0 < len(made) < len(phase["weights"]))
+            self.assertEqual({w["searched"] for w in made}, {False, True})
+
+    def test_gpt_oss(self):
+        """MXFP4 stacks that are quantized anew; gate and up lie row by row there, so they are one matrix."""
+        test_mixtures.GptOss.make_model(self)
+        for to in (["nf4"], ["nf4", "--no-double-quant"], ["int8"]):
+            weights = self.offered("--requantize", *to[1:], to=to[0], model="oss")
+            self.assertEqual(len(weights), 8 + 16)
+            self.assertIn("model.layers.1.mlp.experts.gate_up_proj[3]", [w["module"] for w in weights])
+            said = self.made("out", self.moments(weights, ("model.layers.1.mlp.experts.2",), two=False), *to,
+                             "--requantize", "--force", model="oss")
+            self.assertNotIn("has no second moments", said)
+            self.ok("verify", "out", "--against", "oss", "-q")
+            rows = {t["name"]: t.get("calibrated") for t in self.json_of("out", "qconv.json")["tensors"]}
+            for layer in (0, 1):
+                for part in ("gate_up", "down"):
+                    errors = rows[f"model.layers.{layer}.mlp.experts.{part}_proj"]
+                    self.assertLess(errors["calibrated"], errors["rounded"])
 
 
 if __name__ == "__main__":
