@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import tempfile
+import warnings
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from . import _text
 from ._calibrate_door import Closed, Door, scratch_folder
@@ -32,29 +34,21 @@ class Finished(Exception):
 
 def devices_of(asked: str) -> Tuple[str, ...]:
     """Names that torch has, of what --device says."""
-    if asked == "auto":
-        return ("cuda:0",) if torch.cuda.is_available() else ("cpu",)
     if asked == "cpu":
         return ("cpu",)
+    with warnings.catch_warnings():  # of a driver that this torch is too new for
+        warnings.simplefilter("ignore")
+        there = torch.cuda.is_available()
+    if asked == "auto":
+        return ("cuda:0",) if there else ("cpu",)
     kind, _, numbers = asked.partition(":")
     if kind != "cuda" or numbers and not all(n.isdigit() for n in numbers.split(",")):
         raise UsageError("--device is '%s'; expected auto, cpu, cuda or cuda:0,1" % asked)
-    if not torch.cuda.is_available():
+    if not there:
         raise UsageError("--device %s: torch %s has no GPU here" % (asked, torch.__version__))
     count = torch.cuda.device_count()
     return tuple("cuda:%d" % int(n) for n in numbers.split(",")) if numbers else \
         tuple("cuda:%d" % i for i in range(count))
-
-
-def spread(lengths: Sequence[int], most: int) -> List[int]:
-    """Numbers of windows with so many tokens at the most, spread evenly over all of them."""
-    total, seen, taken, out = sum(lengths), 0, 0, []
-    for i, n in enumerate(lengths):
-        seen += n
-        if total <= most or (taken + n) * total <= most * seen:
-            taken += n
-            out.append(i)
-    return out or [0]
 
 
 def draw(logits: torch.Tensor, mask: torch.Tensor, windows: Sequence[int]) -> torch.Tensor:
@@ -88,12 +82,14 @@ def go_back(output: Any, mask: torch.Tensor, windows: Sequence[int]) -> None:
 
 
 class Text:
-    """Windows as the model takes them: `inputs` of one batch, whose first dimension has the rows."""
+    """Windows by their numbers, and the batch of them."""
 
-    def __init__(self, windows: Any, numbers: Sequence[int], taken: Any) -> None:
+    def __init__(self, windows: _text.Windows, numbers: Sequence[int], config: Any, masked: bool,
+                 more: Optional[Dict[str, torch.Tensor]]) -> None:
         self.numbers = list(numbers)
-        self.inputs, self.masks = taken
-        self.rows = len(next(iter(self.inputs.values())))
+        self.windows = windows.taken(self.numbers)
+        made = _text.batch(self.windows, config, masked, more)
+        self.inputs, self.masks, self.rows = made.inputs, made.masks, made.rows
 
     def twice(self) -> Dict[str, torch.Tensor]:
         return {k: torch.cat([v, v]) for k, v in self.inputs.items()}
@@ -106,9 +102,11 @@ class Calibration:
                  progress: Optional[ProgressCallback]) -> None:
         self.door, self.folder, self.own, self.progress = door, model, own, progress
         self.devices = devices_of(own["device"])
-        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
-                                     tokens=own["tokens"])
         self.model = build(model, trust_remote_code=own["trust_remote_code"])
+        self.masked = not self.model.can_generate()  # an encoder, whose tokens see those behind them
+        self.windows = _text.windows(own["text"], model, self.model.config, tokenizer=own["tokenizer"],
+                                     context=own["context"], tokens=own["tokens"], paragraphs=self.masked)
+        self.more = load_file(own["inputs"]) if own["inputs"] else None
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
@@ -127,8 +125,8 @@ class Calibration:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
 
     def text(self, most: Optional[int]) -> Text:
-        numbers = spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
-        return Text(self.windows, numbers, self.windows.batch(numbers, self.model.config))
+        numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
+        return Text(self.windows, numbers, self.model.config, self.masked, self.more)
 
     def stream(self, rows: int) -> Stream:
         """rows: of the whole batch. States that would take half of the memory lie in files."""
@@ -249,7 +247,7 @@ class Calibration:
 
     def work(self, phase: str) -> None:
         stream = self.stream(1)
-        self.door.tokens = sum(self.windows.lengths[i] for i in self.text(BACKWARD_TOKENS).numbers)
+        self.door.tokens = self.text(BACKWARD_TOKENS).windows.tokens
         self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
         stream.close()
         gradients = self.take_gradients(self.text(BACKWARD_TOKENS)) if self.two else None
