@@ -10,7 +10,6 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from . import _text
 from ._calibrate_door import Closed, Door, scratch_folder
@@ -84,12 +83,15 @@ def go_back(output: Any, mask: torch.Tensor, windows: Sequence[int]) -> None:
 class Text:
     """Windows by their numbers, and the batch of them."""
 
-    def __init__(self, windows: _text.Windows, numbers: Sequence[int], config: Any, masked: bool,
-                 more: Optional[Dict[str, torch.Tensor]]) -> None:
-        self.numbers = list(numbers)
-        self.windows = windows.taken(self.numbers)
-        made = _text.batch(self.windows, config, masked, more)
-        self.inputs, self.masks, self.rows = made.inputs, made.masks, made.rows
+    def __init__(self, windows: _text.Windows, numbers: Sequence[int], config: Any) -> None:
+        self.numbers, self.tokens = list(numbers), sum(windows.lengths[n] for n in numbers)
+        self.inputs, self.masks = windows.batch(self.numbers, config)
+        self.rows = len(self.masks[0])
+        sizes = {windows.longest, *_text._integers(config)}
+        while 2 * self.rows in sizes or self.rows in sizes or any(self.rows % d == 0 for d in range(2, self.rows)):
+            self.inputs = {k: torch.cat([v, v[:len(v) // self.rows]]) for k, v in self.inputs.items()}
+            self.masks = [torch.cat([m, torch.zeros_like(m[:1])]) for m in self.masks]
+            self.rows += 1
 
     def twice(self) -> Dict[str, torch.Tensor]:
         return {k: torch.cat([v, v]) for k, v in self.inputs.items()}
@@ -103,18 +105,16 @@ class Calibration:
         self.door, self.folder, self.own, self.progress = door, model, own, progress
         self.devices = devices_of(own["device"])
         self.model = build(model, trust_remote_code=own["trust_remote_code"])
-        self.masked = not self.model.can_generate()  # an encoder, whose tokens see those behind them
-        self.windows = _text.windows(own["text"], model, self.model.config, tokenizer=own["tokenizer"],
-                                     context=own["context"], tokens=own["tokens"], paragraphs=self.masked)
-        self.more = load_file(own["inputs"]) if own["inputs"] else None
+        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
+                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config)
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
 
     def hello(self) -> Dict[str, Any]:
         w = self.windows
-        report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": w.tokens,
-                  "windows": len(w.lengths), "context": w.ids.shape[1], "sided": 2 if self.two else 1}
+        report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": sum(w.lengths),
+                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1}
         identity = dict(report, torch=torch.__version__, transformers=transformers.__version__,
                         device=self.devices[0].partition(":")[0])
         return {"hello": 1, "identity": json.dumps(identity, sort_keys=True), "report": report}
@@ -126,11 +126,11 @@ class Calibration:
 
     def text(self, most: Optional[int]) -> Text:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
-        return Text(self.windows, numbers, self.model.config, self.masked, self.more)
+        return Text(self.windows, numbers, self.model.config)
 
     def stream(self, rows: int) -> Stream:
         """rows: of the whole batch. States that would take half of the memory lie in files."""
-        tokens = self.windows.ids.shape[1]
+        tokens = self.windows.longest
         stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
             torch.cuda.get_device_properties(self.devices[0]).total_memory
@@ -208,7 +208,7 @@ class Calibration:
         if not ids:
             return
         moments: Dict[str, InputMoments] = {}
-        step = max(1, SLICE_TOKENS // self.windows.ids.shape[1])
+        step = max(1, SLICE_TOKENS // self.windows.longest)
         for at in range(0, text.rows, step):
             rows = slice(at, min(at + step, text.rows))
             seen = [self.head_inputs(body, slice(rows.start + i * text.rows, rows.stop + i * text.rows), ids)
@@ -247,7 +247,7 @@ class Calibration:
 
     def work(self, phase: str) -> None:
         stream = self.stream(1)
-        self.door.tokens = self.text(BACKWARD_TOKENS).windows.tokens
+        self.door.tokens = self.text(BACKWARD_TOKENS).tokens
         self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
         stream.close()
         gradients = self.take_gradients(self.text(BACKWARD_TOKENS)) if self.two else None

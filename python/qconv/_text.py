@@ -1,207 +1,343 @@
-"""Texts as windows of token ids, and windows as the batch that a model takes (docs/calibration.md)."""
+"""Texts as windows of token ids: what `eval` measures with and `calibrate` lets pass through a model.
+
+A text is one sequence; a file of ids has a sequence in each line. Each sequence is cut by itself into windows of
+`context` tokens that do not overlap, of which the last may be shorter. What the tokenizer puts in front of a text stands
+in front of every window, inside its context; what it puts behind is left out. A window predicts every token but those in
+front, or without such tokens every one but its first; one that predicts nothing is left out."""
 from __future__ import annotations
 
 import hashlib
+import json
 import lzma
 import os
 import re
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from .errors import InputError, UsageError
 
-StrPath = Union[str, "os.PathLike[str]"]
 CONTEXT = 2048
-BUNDLED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "calibration_text.xz")
+DEFAULT = "default"
+StrPath = Union[str, "os.PathLike[str]"]
 
 
-@dataclass(frozen=True)
+def spread(lengths: Sequence[int], most: int) -> List[int]:
+    """Numbers of windows that have at most `most` tokens together, but at least one window: those that hold the middle of
+    equal shares of the text."""
+    if sum(lengths) <= most:
+        return list(range(len(lengths)))
+    keep = min(max(most // max(lengths), 1), len(lengths))
+    return sorted({int((k + 0.5) * len(lengths) / keep) for k in range(keep)})
+
+
+@dataclass
 class Windows:
-    """ids: int64 [windows, longest], filled up with zeros behind `lengths`. sequences: which line of the text each
-    window is of. first: the place of the first token that a window predicts. digest: of the text, 32 hexadecimal digits.
-    kind: of tokenizer. tokens: the sum of lengths."""
+    """Windows of a text.
+
+    ids        LongTensor [windows, longest]; a shorter one is filled up with its last token
+    lengths    tokens of each, with those in front
+    sequences  the sequence that each is cut from, from 0
+    first      the first position of a window that is predicted: 1 or more
+    tokens     of the text, without those in front
+    kind       of the tokenizer, or "ids"
+    digest     32 hexadecimal digits of the text's bytes and those of --inputs
+    causal     whether a token sees only those before it, so that shorter windows need no mask
+    inputs     further arguments of forward, whose rows belong to sequences"""
     ids: torch.Tensor
-    lengths: Tuple[int, ...]
-    sequences: Tuple[int, ...]
+    lengths: List[int]
+    sequences: List[int]
     first: int
     tokens: int
     kind: str
     digest: str
+    causal: bool = True
+    halves: bool = False  # the encoder reads the first half of a window, and the decoder the second
+    inputs: Dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def taken(self, numbers: Sequence[int]) -> "Windows":
-        """Some of them."""
-        lengths = tuple(self.lengths[i] for i in numbers)
-        return Windows(self.ids[list(numbers), :max(lengths)], lengths, tuple(self.sequences[i] for i in numbers),
-                       self.first, sum(lengths), self.kind, self.digest)
+    @property
+    def longest(self) -> int:
+        return int(self.ids.shape[1])
 
-    def mask(self) -> torch.Tensor:
-        """bool [windows, longest]: the tokens."""
-        return torch.arange(self.ids.shape[1])[None] < torch.tensor(self.lengths)[:, None]
+    def batch(self, numbers: Sequence[int], config: Any) -> Tuple[Dict[str, torch.Tensor], List[torch.Tensor]]:
+        """(arguments of forward, masks) of these windows. The rows are filled up, with the first window, to a prime that is
+        no other size of the model, because a stream tells the batch by its size. A mask, BoolTensor [rows, tokens], says
+        which tokens are the text's: of what the model reads, and last of what it answers to."""
+        numbers = list(numbers)
+        rows = numbers + [numbers[0]] * (_prime(len(numbers), {*_integers(config), self.longest}) - len(numbers))
+        ids = self.ids[rows]
+        lengths = torch.tensor([self.lengths[n] if i < len(numbers) else 0 for i, n in enumerate(rows)])
+        mask = torch.arange(self.longest)[None] < lengths[:, None]
+        inputs: Dict[str, torch.Tensor] = {}
+        masks = [mask]
+        if self.halves:
+            half = self.longest // 2
+            inputs = {"input_ids": ids[:, :half], "decoder_input_ids": ids[:, half:]}
+            masks = [mask[:, :half], mask[:, half:]]
+        elif not self._read_elsewhere():
+            inputs["input_ids"] = ids
+        else:  # the encoder has its inputs from a file, such as input_features
+            inputs["decoder_input_ids"] = ids
+        if not self.causal and not bool(mask[:len(numbers)].all()):
+            whole = mask.clone()
+            whole[len(numbers):] = True
+            inputs["attention_mask"] = whole.long()
+        for name, value in self.inputs.items():
+            inputs[name] = self._rows_of(name, value, rows)
+        return inputs, masks
+
+    def _read_elsewhere(self) -> bool:
+        return any(n in ("input_features", "input_values") for n in self.inputs)
+
+    def _rows_of(self, name: str, value: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        count = max(self.sequences) + 1
+        if value.dim() == 0 or value.shape[0] % count:
+            raise InputError("'%s' of --inputs has the shape %s; expected rows for %d sequences of the text" % (
+                name, list(value.shape), count))
+        each = value.shape[0] // count
+        return torch.cat([value[self.sequences[r] * each:(self.sequences[r] + 1) * each] for r in rows])
 
 
-def spread(lengths: Sequence[int], most: int) -> List[int]:
-    """Numbers of windows of `most` tokens together: of as many equal shares of the text, the window in the middle."""
-    if sum(lengths) <= most:
-        return list(range(len(lengths)))
-    keep = min(len(lengths), max(1, most // max(lengths)))
-    return [int((k + 0.5) * len(lengths) / keep) for k in range(keep)]
+def _integers(config: Any) -> Iterable[int]:
+    """All whole numbers of a config and its parts."""
+    values: List[Any] = [config.to_dict()]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, (list, tuple)):
+            values += value
+        elif isinstance(value, int):
+            yield value
 
 
-def bytes_of(text: StrPath) -> bytes:
-    if os.fspath(text) == "default":
-        with lzma.open(BUNDLED) as file:
-            return file.read()
+def _prime(least: int, taken: Iterable[int]) -> int:
+    n = max(least, 5)
+    while n in taken or any(n % d == 0 for d in range(2, int(n ** 0.5) + 1)):
+        n += 1
+    return n
+
+
+# ---- what a text is ----
+
+
+def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = None, context: Optional[int] = None,
+            tokens: Optional[int] = None, max_tokens: Optional[int] = None, inputs: Optional[StrPath] = None,
+            beside: Optional[StrPath] = None, config: Any = None) -> Windows:
+    """The windows of a text for the checkpoint in the folder `model`.
+
+    text        a file in UTF-8, of ids if its name ends in ".ids", or "default", the bundled text
+    tokenizer   a tokenizer.json or a folder that has one; None: that of `model`, or else of the folder `beside`
+    context     tokens of a window; None: 2048, or what the model was made for
+    tokens      keep so many at the most, in windows that are spread over the text
+    max_tokens  read so many at the most, from the beginning
+    inputs      a .safetensors file with further arguments of forward, with rows for each sequence
+    config      of transformers; None: read from `model`
+
+    Raises UsageError (a context that predicts nothing, or is longer than the model's), InputError (no such text, no
+    tokenizer, ids that are not in the vocabulary, too few tokens)."""
+    if config is None:
+        from ._loading import config_of
+        config = config_of(Path(model), {})
+    own = config.get_text_config() if hasattr(config, "get_text_config") else config
+    vocabulary = int(getattr(own, "vocab_size", None) or 1 << 62)
+    name, data = os.fspath(text), content_of(text)
+    length = context_of(own, context)
+    if name.endswith(".ids"):
+        try:
+            sequences = parse_ids(data, vocabulary, max_tokens)
+        except InputError as error:
+            raise InputError("%s: %s" % (name, error)) from None
+        kind, front = "ids", []
+    else:
+        kind, front, whole = _encoded(name, data, [f for f in (model, beside) if f is not None], tokenizer, vocabulary)
+        sequences = [whole[:max_tokens or None]]
+    extra, digest = _inputs_of(inputs), hashlib.blake2b(data, digest_size=16)
+    if inputs is not None:
+        digest.update(Path(inputs).read_bytes())
+    rows, of = cut(sequences, front, length, name)
+    if tokens is not None:
+        kept = spread([len(r) for r in rows], tokens)
+        rows, of = [rows[i] for i in kept], [of[i] for i in kept]
+    longest = max(len(r) for r in rows)
+    encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    elsewhere = any(n in ("input_features", "input_values") for n in extra)
+    ids = torch.tensor([r + r[-1:] * (longest - len(r)) for r in rows])
+    return Windows(ids, [len(r) for r in rows], of, max(len(front), 1), sum(map(len, sequences)), kind,
+                   digest.hexdigest(), causal=is_causal(config), halves=encoder_decoder and not elsewhere, inputs=extra)
+
+
+def is_causal(config: Any) -> bool:
+    """Does no token see those behind it? Encoder-decoders and models that fill in masks do not count, unless they say that
+    they are decoders."""
+    from transformers.models.auto import modeling_auto
+
+    from ._loading import class_of
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    if type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING.keys():
+        return bool(getattr(config, "is_decoder", False))
+    return type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.keys() or bool(
+        class_of(config, Path(".")).can_generate())
+
+
+def context_of(config: Any, asked: Optional[int]) -> int:
+    """Tokens of a window: asked, or 2048 or the model's limit. config: of the text's model."""
+    most = next((int(getattr(config, n)) for n in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+                 if isinstance(getattr(config, n, None), int)), None)
+    if most is not None and str(getattr(config, "model_type", "")).replace("-", "").find("roberta") >= 0:
+        most -= int(getattr(config, "pad_token_id", 1) or 0) + 1  # places begin behind that of padding
+    if asked is not None and most is not None and asked > most:
+        raise UsageError("--context %d is longer than what the model was made for; expected at most %d" % (asked, most))
+    return asked if asked is not None else min(CONTEXT, most or CONTEXT)
+
+
+def content_of(text: StrPath) -> bytes:
+    """The bytes of a text."""
+    if os.fspath(text) == DEFAULT:
+        return lzma.decompress((Path(__file__).parent / "calibration_text.xz").read_bytes())
     try:
-        with open(text, "rb") as plain:
-            return plain.read()
-    except OSError as error:
-        raise InputError("%s: %s" % (os.fspath(text), error.strerror)) from None
+        return Path(text).read_bytes()
+    except FileNotFoundError:
+        raise InputError("%s: there is no such text" % os.fspath(text)) from None
 
 
-def lines_of_ids(data: bytes, text: StrPath, vocabulary: int) -> List[List[int]]:
-    out = []
-    for number, line in enumerate(data.splitlines(), 1):
-        for word in line.split():
-            if not re.fullmatch(rb"0|[1-9][0-9]*", word) or int(word) >= vocabulary:
-                raise InputError("%s: line %d, column %d: expected a decimal token id below %d" % (
-                    os.fspath(text), number, line.index(word) + 1, vocabulary))
-        out.append([int(word) for word in line.split()])
+def _inputs_of(path: Optional[StrPath]) -> Dict[str, torch.Tensor]:
+    if path is None:
+        return {}
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError("%s: no safetensors file with arguments of the model: %s" % (
+            os.fspath(path), str(error).splitlines()[0])) from None
+
+
+# ---- ids ----
+
+
+def parse_ids(data: bytes, vocabulary: int, max_tokens: Optional[int] = None) -> List[List[int]]:
+    """Reads a file of ids: a sequence in each line, ids below `vocabulary` in decimal, with spaces or tabs between them.
+    Empty lines do not count. Raises InputError with line and column, from 1 and in bytes."""
+    out: List[List[int]] = []
+    left = max_tokens or sum(1 for _ in re.finditer(rb"\d+", data))
+    for number, line in enumerate(data.split(b"\n"), 1):
+        line = line[:-1] if line.endswith(b"\r") else line
+        ids: List[int] = []
+        for word in re.finditer(rb"[^ \t]+", line):
+            if left == 0:
+                break
+            ids.append(_id_of(word.group(), vocabulary, number, word.start()))
+            left -= 1
+        if ids:
+            out.append(ids)
+        if left == 0:
+            break
     return out
 
 
-class Tokenizer:
-    """ids of a text, and what stands in front of and behind each window."""
-
-    def __init__(self, asked: Optional[StrPath], model: StrPath, vocabulary: int) -> None:
-        self.front: List[int] = []
-        self.back: List[int] = []
-        path = os.fspath(asked or model)
-        file = path if os.path.isfile(path) else os.path.join(path, "tokenizer.json")
-        if os.path.isfile(file):
-            from tokenizers import Tokenizer as Fast
-            fast = Fast.from_file(file)
-            fast.no_truncation()
-            fast.no_padding()
-            self.encode = lambda text: fast.encode(text, add_special_tokens=False).ids
-            self.kind = type(fast.model).__name__
-            self._edges(fast.encode("the").ids, self.encode("the"))
-        elif vocabulary == 256 and not asked:
-            self.encode, self.kind = lambda text: list(text.encode()), "bytes"
-        else:
-            from transformers import AutoTokenizer
-            try:
-                slow = AutoTokenizer.from_pretrained(path)
-            except (OSError, ValueError) as error:
-                raise InputError("%s has no tokenizer; expected one there or with --tokenizer, or a text of token ids "
-                                 "(FILE.ids): %s" % (path, str(error).splitlines()[0])) from None
-            self.encode = lambda text: slow(text, add_special_tokens=False, verbose=False)["input_ids"]
-            self.kind = type(slow).__name__
-            self._edges(slow("the")["input_ids"], self.encode("the"))
-
-    def _edges(self, whole: List[int], bare: List[int]) -> None:
-        at = next((i for i in range(len(whole)) if whole[i:i + len(bare)] == bare), 0)
-        self.front, self.back = list(whole[:at]), list(whole[at + len(bare):])
+def _id_of(word: bytes, vocabulary: int, line: int, at: int) -> int:
+    digits = re.match(rb"\d*", word).group()  # type: ignore[union-attr]
+    why = None
+    if len(digits) > 1 and digits.startswith(b"0"):
+        why = "a token id has no leading zeros"
+    elif digits and int(digits) >= vocabulary:
+        why = "token id %s%s is not in the vocabulary of %d" % (
+            digits[:24].decode(), "..." if len(digits) > 24 else "", vocabulary)
+    elif len(digits) < len(word):
+        byte, at = word[len(digits)], at + len(digits)
+        why = "expected a decimal token id, found %s" % (
+            "'%c'" % byte if 0x20 < byte < 0x7f else "the byte 0x%02x" % byte)
+    if why:
+        raise InputError("line %d, column %d: %s" % (line, at + 1, why))
+    return int(digits)
 
 
-def windows(text: StrPath, model: StrPath, config: Any, *, tokenizer: Optional[StrPath] = None,
-            context: Optional[int] = None, tokens: Optional[int] = None, paragraphs: bool = False) -> Windows:
-    """Cuts a text ("default": the bundled one) into windows of `context` tokens (None: 2048, or the model's limit), of
-    which those of `tokens` tokens are taken, spread over all of it. What the tokenizer puts in front of a text stands in
-    front of every window. paragraphs: each paragraph is a window, as encoders read, with what stands behind as well."""
-    data, inner = bytes_of(text), config.get_text_config()
-    vocabulary = inner.vocab_size
-    limit = getattr(inner, "max_position_embeddings", None)
-    size = context or min(CONTEXT, limit if isinstance(limit, int) and limit > 1 else CONTEXT)
-    front: List[int] = []
-    back: List[int] = []
-    if os.fspath(text).endswith(".ids"):
-        sequences, kind = lines_of_ids(data, text, vocabulary), "ids"
-    else:
-        made = Tokenizer(tokenizer, model, vocabulary)
-        try:
-            whole = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError("%s: no UTF-8 at byte %d" % (os.fspath(text), error.start)) from None
-        parts = [p for p in re.split(r"\n\s*\n", whole) if p.strip()] if paragraphs else [whole]
-        sequences, kind, front = [made.encode(p) for p in parts], made.kind, made.front
-        back = made.back if paragraphs else []
-    first, room = len(front) or 1, size - len(front) - len(back)
-    if room < 1 or size <= first:
-        raise UsageError("windows of %d tokens have no room beside the %d that begin and end each" % (
-            size, len(front) + len(back)))
-    cut = [(i, front + ids[at:at + room] + back) for i, ids in enumerate(sequences) for at in range(0, len(ids), room)]
-    cut = [(i, ids) for i, ids in cut if len(ids) > first]
-    if not cut:
-        raise InputError("%s: the text is too short to predict one token" % os.fspath(text))
-    cut = [cut[i] for i in spread([len(ids) for _, ids in cut], tokens or sum(len(ids) for _, ids in cut))]
-    most = max(max(ids) for _, ids in cut)
-    if most >= vocabulary:
+def cut(sequences: Sequence[List[int]], front: List[int], context: int, name: str) -> Tuple[List[List[int]], List[int]]:
+    """(windows, the sequence of each)."""
+    first = max(len(front), 1)
+    if context <= first:
+        raise UsageError("--context %d predicts nothing; expected at least %d, the tokens that begin each window and one "
+                         "more" % (context, first + 1))
+    room = context - len(front)
+    rows, of = [], []
+    for number, ids in enumerate(sequences):
+        for at in range(0, len(ids), room):
+            row = front + ids[at:at + room]
+            if len(row) > first:
+                rows.append(row)
+                of.append(number)
+    if not rows:
+        tokens = sum(map(len, sequences))
+        raise InputError("%s: %d token%s in %d sequence%s are too few to predict one; expected a sequence of at least %d" % (
+            name, tokens, "s" * (tokens != 1), len(sequences), "s" * (len(sequences) != 1), 1 if front else 2))
+    return rows, of
+
+
+# ---- tokenizers ----
+
+
+def _encoded(name: str, data: bytes, folders: Sequence[StrPath], asked: Optional[StrPath],
+             vocabulary: int) -> Tuple[str, List[int], List[int]]:
+    """(the tokenizer's kind, what it puts in front of a text, the text's ids)."""
+    path = _tokenizer_file(folders, asked)
+    if path is None and vocabulary == 256:
+        return "bytes", [], list(data)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("%s: byte %d is no UTF-8; expected a text in UTF-8, or FILE.ids with token ids" % (
+            name, error.start)) from None
+    own = _tokenizer(path, folders)
+    whole = own.encode(text, add_special_tokens=False).ids
+    bare, dressed = own.encode("a", add_special_tokens=False).ids, own.encode("a").ids
+    at = next((i for i in range(len(dressed) - len(bare) + 1) if dressed[i:i + len(bare)] == bare), 0)
+    wrong = next((i for i in whole if i >= vocabulary), None)
+    if wrong is not None:
         raise InputError("%s: the tokenizer gives the token %d, which is not in the model's vocabulary of %d" % (
-            os.fspath(text), most, vocabulary))
-    lengths = tuple(len(ids) for _, ids in cut)
-    whole_ids = torch.zeros(len(cut), max(lengths), dtype=torch.long)
-    for row, (_, ids) in zip(whole_ids, cut):
-        row[:len(ids)] = torch.tensor(ids)
-    return Windows(whole_ids, lengths, tuple(i for i, _ in cut), first, sum(lengths), kind,
-                   hashlib.blake2b(data, digest_size=16).hexdigest())
+            name, wrong, vocabulary))
+    return _kind(own), dressed[:at], whole
 
 
-# ---- batches ----------------------------------------------------------------------------------------------------
+def _tokenizer_file(folders: Sequence[StrPath], asked: Optional[StrPath]) -> Optional[Path]:
+    for place in [asked] if asked is not None else folders:
+        path = Path(place)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        if path.is_file():
+            return path
+    if asked is not None:
+        raise InputError("%s: there is no tokenizer.json" % os.fspath(asked))
+    return None
 
 
-def integers(value: Any) -> Set[int]:
-    """All of a configuration, at any depth."""
-    if isinstance(value, dict):
-        return set().union(*(integers(v) for v in value.values())) if value else set()
-    if isinstance(value, (list, tuple)):
-        return set().union(*(integers(v) for v in value)) if value else set()
-    return {value} if isinstance(value, int) and not isinstance(value, bool) else set()
+def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
+    if path is None:
+        import transformers
+        for folder in folders:
+            try:
+                return transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
+            except (OSError, ValueError, KeyError, ImportError, AttributeError):
+                continue
+        raise InputError("%s has no tokenizer that transformers reads; expected one there or with --tokenizer, or a text of "
+                         "token ids (FILE.ids)" % os.fspath(folders[0]))
+    import tokenizers
+    try:
+        own = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises Exception itself
+        raise InputError("%s: the tokenizer cannot be read: %s" % (path, str(error).splitlines()[0])) from None
+    own.no_truncation()
+    own.no_padding()
+    return own
 
 
-def rows_for(count: int, taken: Iterable[int]) -> int:
-    """The least prime number of rows, `count` or more, so that neither it nor its double is one of these sizes."""
-    rows, sizes = max(count, 5), set(taken)
-    while rows in sizes or 2 * rows in sizes or any(rows % d == 0 for d in range(2, int(rows ** 0.5) + 1)):
-        rows += 1
-    return rows
-
-
-@dataclass(frozen=True)
-class Batch:
-    """inputs: arguments of forward, whose tensors have `rows` rows. masks: which tokens count, bool [rows, tokens], for
-    each length that states have; the last one is of what is predicted. Rows behind the windows repeat the first one and
-    count nowhere."""
-    inputs: Dict[str, torch.Tensor]
-    masks: Tuple[torch.Tensor, ...]
-    rows: int
-
-
-def batch(w: Windows, config: Any, masked: bool, more: Optional[Dict[str, torch.Tensor]] = None) -> Batch:
-    """All windows as one batch. masked: padding is told by an attention_mask, as encoders need it. more: further
-    arguments, a row for each sequence of the text. An encoder-decoder's encoder reads the first half of a window and its
-    decoder the second, or all of it where `more` has what the encoder reads."""
-    length = w.ids.shape[1]
-    rows = rows_for(len(w.lengths), integers(config.to_dict()) | {length, length // 2 + 1, (length - 1) // 2})
-    order = list(range(len(w.lengths))) + [0] * (rows - len(w.lengths))
-    ids, mask = w.ids[order], w.mask()[order]
-    counted = mask.clone()
-    counted[len(w.lengths):] = False
-    extra = {}
-    for name, value in (more or {}).items():
-        if len(value) <= max(w.sequences):
-            raise InputError("--inputs: '%s' has %d rows, and the text has more sequences" % (name, len(value)))
-        extra[name] = value[[w.sequences[i] for i in order]]
-    if not getattr(config, "is_encoder_decoder", False):
-        inputs = {"input_ids": ids, **extra}
-        if masked and not bool(mask.all()):
-            inputs["attention_mask"] = mask.long()
-        return Batch(inputs, (counted,), rows)
-    if extra:
-        return Batch({"decoder_input_ids": ids, **extra}, (counted,), rows)
-    half = length // 2 + (length % 2 == 0)  # lengths differ, as they tell encoder and decoder apart
-    inputs = {"input_ids": ids[:, :half], "decoder_input_ids": ids[:, half:]}
-    if not bool(mask[:, :half].all()):
-        inputs["attention_mask"] = mask[:, :half].long()
-    return Batch(inputs, (counted[:, :half], counted[:, half:]), rows)
+def _kind(tokenizer: Any) -> str:
+    said = json.loads(tokenizer.to_str())
+    model = said.get("model") or {}
+    if model.get("type") != "BPE":
+        return str(model.get("type") or "unknown")
+    if model.get("byte_fallback"):
+        return "BPE with byte fallback"
+    return "byte-level BPE" if "ByteLevel" in json.dumps([said.get("pre_tokenizer"), said.get("decoder")]) else "BPE"
