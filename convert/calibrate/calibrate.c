@@ -157,6 +157,7 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
     k->source.checkpoint = k->plan->model;
     k->source.ops = k->ops;
+    QC_TRY(qc_weight_reader_open(&k->reader, k->plan->model, err));
     if (c->text)
         QC_TRY(text_digest(k->plan, k->r->text_digest, err));
     if (k->plan->call->image_states)
@@ -183,6 +184,7 @@ static qc_status run_and_close(qc_calibrator *k, qc_error *err)
     qc_image_states_close(k->images);
     qc_progress_destroy(k->progress);
     qc_st_cursor_destroy(k->source.cursor);
+    qc_weight_reader_close(&k->reader);
     qc_arena_deinit(&k->arena);
     return st;
 }

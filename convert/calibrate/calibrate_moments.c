@@ -292,7 +292,7 @@ static qc_status make_one(const qc_moments *m, uint32_t i, qc_error *err)
     const qc_moments_pair *p = &m->pairs[i];
     const uint64_t rows = qc_calibrated_weight(k->plan, p->number).rows;
     qc_calibrated_arrays arrays = {0};
-    qc_forward_matrix w = {0};
+    float *w = NULL;
     float *g = NULL;
     const double seconds = weight_seconds(m, i);
     qc_status st = read_outputs(m, p, &g, err);
@@ -302,11 +302,11 @@ static qc_status make_one(const qc_moments *m, uint32_t i, qc_error *err)
                                          .damping =
                                              qc_feedback_outputs_damping(block, p->outputs.tokens)};
     if (st == QC_OK)
-        st = qc_calibrate_read(&w, k, p->number, err);
+        st = qc_calibrate_read(&w, m->k, p->number, err);
     if (st == QC_OK)
-        st = qc_calibrate_weight(k, p->number, &w, g ? &outputs : NULL, &arrays, err);
+        st = qc_calibrate_weight(k, p->number, w, g ? &outputs : NULL, &arrays, err);
     qc_calibrated_free(&arrays);
-    qc_forward_matrix_deinit(&w);
+    qc_free(w);
     qc_free(g);
     qc_calibrate_progress(k, seconds);
     return st;
@@ -362,11 +362,11 @@ static qc_status look_at_groups(const qc_moments *m, uint32_t number, qc_error *
     if (!qc_calibrate_shares_groups(m->k, number) || qc_calibrate_groups_known(m->k, job))
         return QC_OK;
     for (uint32_t i = 0; i < qc_calibrated_matrices(plan, job); i++) {
-        qc_forward_matrix w = {0};
+        float *w = NULL;
         qc_status st = qc_calibrate_read(&w, m->k, plan->first_matrix[job] + i, err);
         if (st == QC_OK)
-            st = qc_calibrate_groups_add(m->k, plan->first_matrix[job] + i, &w, err);
-        qc_forward_matrix_deinit(&w);
+            st = qc_calibrate_groups_add(m->k, plan->first_matrix[job] + i, w, err);
+        qc_free(w);
         QC_TRY(st);
     }
     return QC_OK;
@@ -374,13 +374,13 @@ static qc_status look_at_groups(const qc_moments *m, uint32_t number, qc_error *
 
 static qc_status search_one(const qc_moments *m, uint32_t number, qc_error *err)
 {
-    qc_forward_matrix w = {0};
+    float *w = NULL;
     qc_status st = qc_check_interrupted(err);
     if (st == QC_OK)
         st = qc_calibrate_read(&w, m->k, number, err);
     if (st == QC_OK)
-        st = qc_calibrate_searched(m->k, number, &w, err);
-    qc_forward_matrix_deinit(&w);
+        st = qc_calibrate_searched(m->k, number, w, err);
+    qc_free(w);
     return st;
 }
 

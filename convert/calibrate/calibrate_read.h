@@ -4,8 +4,9 @@
 
 #include "convert/calibrate/calibrate_internal.h"
 
-/* Reads a weight by its number, a matrix of a stack by itself. Free it also after a failure. */
-QC_NODISCARD qc_status qc_calibrate_read(qc_forward_matrix *out, const qc_calibrator *k,
-                                         uint32_t number, qc_error *err);
+/* Reads a weight by its number as floats [rows, cols], a matrix of a stack by itself. The caller
+ * frees it, also after a failure. */
+QC_NODISCARD qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number,
+                                         qc_error *err);
 
 #endif

@@ -3,6 +3,7 @@
 the same moments gives; its values are those of the output; a run goes on where the other side was lost; and a bad
 line ends with one sentence. Stacks of experts, over the socket and from a file."""
 import array
+import functools
 import json
 import os
 import random
@@ -24,22 +25,25 @@ REPORT = {"text": "some.txt", "text_digest": "0123456789abcdef" * 2, "tokenizer"
 HELLO = {"hello": 1, "identity": "by a test", "report": REPORT}
 
 
-def square(n, seed, dtype="d"):
+@functools.lru_cache(maxsize=200)
+def square(n, seed, dtype="d", times=1.0):
     """A positive matrix: a diagonal, and a product of two vectors."""
     r = random.Random(f"{n} {seed}")
     u = [r.uniform(-1, 1) for _ in range(n)]
-    return array.array(dtype, (u[i] * u[j] + (r.uniform(0.5, 2) if i == j else 0) for i in range(n) for j in range(n)))
+    d = [r.uniform(0.5, 2) for _ in range(n)]
+    return array.array(dtype, (times * (u[i] * u[j] + (d[i] if i == j else 0)) for i in range(n)
+                               for j in range(n))).tobytes()
 
 
 def moments_of(weight, tokens=5000, two=False, like=None):
     """The tensors of a weight of a phase."""
     n, m, name = weight["cols"], weight["rows"], weight["module"]
     out = {f"{name}.same_as": ("U8", [len(like)], like.encode())} if like else {
-        f"{name}.second_moment": ("F64", [n, n], square(n, name).tobytes()),
-        f"{name}.cross_moment": ("F64", [n, n], array.array("d", (0.9 * x for x in square(n, name))).tobytes()),
+        f"{name}.second_moment": ("F64", [n, n], square(n, name)),
+        f"{name}.cross_moment": ("F64", [n, n], square(n, name, times=0.9)),
         f"{name}.tokens": ("I64", [1], struct.pack("<q", tokens))}
     if two:
-        out[f"{name}.output_moment"] = "F32", [m, m], square(m, "g" + name, "f").tobytes()
+        out[f"{name}.output_moment"] = "F32", [m, m], square(m, "g" + name, "f")
         out[f"{name}.output_tokens"] = "I64", [1], struct.pack("<q", tokens)
     return out
 
