@@ -63,7 +63,10 @@ QC_API const qc_values_tensor *qc_values_find(const qc_values *v, const char *na
 /* Reads [first, first + count) of the first dimension of tensor number `index` to dst, without
  * gaps; a scalar has first 0 and count 1. dtype: F32, F16 or BF16, rounded once, to nearest even;
  * or the tensor's own, which is the only one for tensors that hold no floats. dst needs no
- * alignment. It takes about 4 MiB and a row beside dst. QC_ERR_USAGE where there is no such tensor,
+ * alignment.
+ * Beside dst, every thread that reads at the same time takes buffers, which are kept until v is
+ * closed: for a step of 2^18 elements or a row, a stripe of a million codes in integers, and three
+ * frames of a compressed file. QC_ERR_USAGE where there is no such tensor,
  * range or dtype, QC_ERR_RANGE where a value is too large for the dtype, QC_ERR_NONFINITE where a
  * weight in FP8, MXFP4 or integers is not finite, QC_ERR_INTERRUPTED. */
 QC_API QC_NODISCARD qc_status qc_values_read(qc_values *v, size_t index, uint64_t first,

@@ -68,15 +68,18 @@ class Values(_library._Handle):
         value cannot be read or is too large for the dtype."""
         number = self._number(name)
         shape, own, _ = self._tensors[number]
-        if TORCH.get(own if dtype is None else "F32") is None:
-            raise errors.InputError(f"{self.path}: '{name}' is {own}, which this torch does not have")
-        rows = (shape[0] if shape else 1) - first if count is None else count
-        out = torch.empty((rows, *shape[1:]) if shape else (), dtype=TORCH[own] if dtype is None else dtype)
-        wanted = own if dtype is None else NAMES.get(dtype)
-        if wanted is None:
-            raise errors.UsageError(f"{dtype} is no dtype of a checkpoint; expected float32, float16 or bfloat16")
+        rows = shape[0] if shape else 1
+        count = rows - first if count is None else count
+        wanted = TORCH.get(own) if dtype is None else dtype
         if not self._handle:
             raise errors.UsageError(f"{self.path} is closed")
+        if wanted not in NAMES:
+            raise errors.UsageError(f"'{name}' is {own} and cannot be read as {dtype or own}; expected torch.float32, "
+                                    "float16 or bfloat16")
+        if not 0 <= first <= first + count <= rows:
+            raise errors.UsageError(f"'{name}' has {rows} rows; {count} from {first} on were asked for")
+        out = torch.empty((count, *shape[1:]) if shape else (), dtype=wanted)
         if out.numel() > 0:
-            _library.call("qc_values_read", self._handle, number, first, rows, out.data_ptr(), DTYPES.index(wanted))
+            _library.call("qc_values_read", self._handle, number, first, count, out.data_ptr(),
+                          DTYPES.index(NAMES[wanted]))
         return out
