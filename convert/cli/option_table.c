@@ -195,7 +195,8 @@ const qc_option_row qc_option_table[] = {
      RULES(WHOLE_MODEL),
      .help = "calibrate with second moments of inputs that were captured elsewhere",
      .more = "PATH is a safetensors file or a folder of them, as docs/calibration.md describes. "
-             "This is for models whose forward pass qconv does not know."},
+             "This is for models whose forward pass qconv does not know. With fd:N another program "
+             "sends the moments over a Unix socket that this process inherits."},
     {ROW("calibration-tokens", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.max_tokens),
      .arg = "N", .min = 2, .max = 1000000000000, .dflt_note = "131072, or all of the text",
      .since = "0.5.0",
@@ -302,8 +303,8 @@ const qc_option_row qc_option_table[] = {
             .why = ", which has no form for stacks"},
            {.of = "stacked", .not_with = "--format compressed-tensors",
             .why = ", which has no form for stacks"},
-           {.of = "stacked", .not_with = "--lora", .why = ", whose experts have names of their own"},
-           {.of = "stacked", .not_with = "--hessians"}),
+           {.of = "stacked", .not_with = "--lora",
+            .why = ", whose experts have names of their own"}),
      .help = "write the experts of a layer as one tensor each, or as one for all",
      .more = "separate: each expert has tensors of its own, as mixtures are published; transformers 4 "
              "and vLLM load these, and transformers 5 after `import qconv`. stacked: one tensor "

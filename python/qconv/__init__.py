@@ -6,9 +6,8 @@
     qconv.verify("out/", against="model/")
     model = qconv.load("out/")      # a transformers model on the planned devices
 
-`load` reads an output with libqconv, and `capture` takes moments of a model for convert(hessians=...); both take torch
-and transformers (docs/python.md). Every other function runs
-the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
+`load` reads an output with libqconv, and `calibrate` converts with codes and scales that are chosen by what a text does in
+the model; both take torch and transformers (docs/python.md). Every other function runs the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
 underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is several values.
 `python -m qconv COMMAND --help` explains them. What comes back is the object of `--json` (qconv.results). Where
 the program ends with an exit code other than 0 there is a qconv.Error with its one sentence; its warnings are
@@ -25,7 +24,7 @@ from ._pipeline import is_pipeline as _is_pipeline
 from ._pipeline import walk as _walk
 from ._program import Progress, ProgressCallback, StrPath, answer, version
 from ._register import register as _register
-from .capture import Captured, capture
+from .calibrate import calibrate
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
 from .from_torch import from_torch
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
     from ._options import (ConvertOptions, EvalOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
                            ValidateOptions)
 
-__all__ = ["Answer", "Captured", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun",
+__all__ = ["Answer", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun",
            "Error", "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Pipeline", "Plan", "PlanDevice",
            "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Report", "Result", "RunError",
            "SchemeTotals", "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
-           "Verification", "call", "capture", "convert", "cuda_library", "dry_run", "eval", "from_torch", "hardware",
+           "Verification", "calibrate", "call", "convert", "cuda_library", "dry_run", "eval", "from_torch", "hardware",
            "inspect", "load", "plan", "plan_training", "report", "unpack", "validate", "verify", "version"]
 
 _register()

@@ -131,11 +131,11 @@ class Run:
     """One run of the program. Its own process group keeps Ctrl-C of a terminal from it: this process
     passes it on once, because the second one would end the program at once."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], inherited: Sequence[int] = ()) -> None:
         path = find()
         try:
             self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.PIPE, start_new_session=True)
+                                            stderr=subprocess.PIPE, start_new_session=True, pass_fds=inherited)
         except OSError as error:
             raise start_failure(path, error) from None
         self.printed = b""

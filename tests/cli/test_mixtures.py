@@ -106,6 +106,9 @@ class GptOss(ExpertsCase):
 
     def setUp(self):
         super().setUp()
+        self.make_model()
+
+    def make_model(self):
         rng = random.Random(6)
         tensors = {}
 

@@ -1,0 +1,322 @@
+"""The passes of qconv.calibrate, and its talk with the program."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import warnings
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+import transformers
+
+from . import _text
+from ._calibrate_door import Closed, Door, scratch_folder
+from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
+from ._calibrate_moments import Gradients
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
+from ._values import Values
+from .errors import InputError, UsageError
+from .results import Conversion, DryRun
+from .stream import Catch, Stream, build
+
+BACKWARD_TOKENS = 32768  # of the text, whose gradients are taken
+SLICE_TOKENS = 4096      # that pass through a layer at a time
+STATES = 6               # of the whole batch that are held at once
+SEED = 1000003
+
+
+class Finished(Exception):
+    """All that was to be made is made."""
+
+
+def devices_of(asked: str) -> Tuple[str, ...]:
+    """Names that torch has, of what --device says."""
+    if asked == "cpu":
+        return ("cpu",)
+    with warnings.catch_warnings():  # of a driver that this torch is too new for
+        warnings.simplefilter("ignore")
+        there = torch.cuda.is_available()
+    if asked == "auto":
+        return ("cuda:0",) if there else ("cpu",)
+    kind, _, numbers = asked.partition(":")
+    if kind != "cuda" or numbers and not all(n.isdigit() for n in numbers.split(",")):
+        raise UsageError("--device is '%s'; expected auto, cpu, cuda or cuda:0,1" % asked)
+    if not there:
+        raise UsageError("--device %s: torch %s has no GPU here" % (asked, torch.__version__))
+    count = torch.cuda.device_count()
+    return tuple("cuda:%d" % int(n) for n in numbers.split(",")) if numbers else \
+        tuple("cuda:%d" % i for i in range(count))
+
+
+def draw(logits: torch.Tensor, mask: torch.Tensor, windows: Sequence[int]) -> torch.Tensor:
+    """The gradient of the cross entropy with labels that are drawn from the predictions themselves: softmax minus the
+    label, and zero where no token counts. logits: [rows, tokens, vocabulary]; mask: bool [rows, tokens]."""
+    p = torch.softmax(logits.detach().float(), -1)
+    for row, window in enumerate(windows):
+        generator = torch.Generator().manual_seed(SEED * (window + 1))
+        uniform = torch.rand(p.shape[1], 1, generator=generator, dtype=torch.float64).to(p.device)
+        reached = p[row].double().cumsum(-1)
+        label = (reached <= uniform * reached[:, -1:]).sum(-1, keepdim=True).clamp_(max=p.shape[-1] - 1)
+        p[row].scatter_add_(-1, label, torch.full_like(label, -1, dtype=p.dtype))
+    return p * mask[..., None].to(p)
+
+
+def go_back(output: Any, mask: torch.Tensor, windows: Sequence[int]) -> None:
+    """Starts the gradients: of drawn labels; without a head, of the normalized mean of the last states, times a vector
+    of normal random numbers for each window."""
+    logits, states = output.get("logits"), output.get("last_hidden_state")
+    if logits is not None and logits.dim() == 3 and logits.shape[:2] == mask.shape:
+        logits.backward(draw(logits, mask, windows).to(logits.dtype))
+    elif states is not None and states.dim() == 3 and states.shape[:2] == mask.shape:
+        counts = mask[..., None].to(states)
+        mean = (states.float() * counts).sum(1) / counts.sum(1).clamp(min=1)
+        g = torch.stack([torch.randn(mean.shape[1], generator=torch.Generator().manual_seed(SEED * (w + 1)))
+                         for w in windows]).to(mean)
+        torch.nn.functional.normalize(mean, dim=-1).backward(g * mask.any(1, keepdim=True).to(mean))
+    else:
+        raise InputError("the model gives neither logits nor states of every token, so its outputs have no gradients; "
+                         "--sided one takes none")
+
+
+class Text:
+    """Windows by their numbers, and the batch of them."""
+
+    def __init__(self, windows: _text.Windows, numbers: Sequence[int], config: Any) -> None:
+        self.numbers, self.tokens = list(numbers), sum(windows.lengths[n] for n in numbers)
+        self.inputs, self.masks = windows.batch(self.numbers, config)
+        self.rows = len(self.masks[0])
+        sizes = {windows.longest, *_text._integers(config)}
+        while 2 * self.rows in sizes or self.rows in sizes or any(self.rows % d == 0 for d in range(2, self.rows)):
+            self.inputs = {k: torch.cat([v, v[:len(v) // self.rows]]) for k, v in self.inputs.items()}
+            self.masks = [torch.cat([m, torch.zeros_like(m[:1])]) for m in self.masks]
+            self.rows += 1
+
+    def twice(self) -> Dict[str, torch.Tensor]:
+        return {k: torch.cat([v, v]) for k, v in self.inputs.items()}
+
+
+class Calibration:
+    """All of one run, while the program is there."""
+
+    def __init__(self, door: Door, model: str, own: Mapping[str, Any], options: Mapping[str, str],
+                 progress: Optional[ProgressCallback]) -> None:
+        self.door, self.folder, self.own, self.progress = door, model, own, progress
+        self.devices = devices_of(own["device"])
+        self.model = build(model, trust_remote_code=own["trust_remote_code"])
+        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
+                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config)
+        self.source = Values(model, experts=options.get("experts"))
+        self.two = own["sided"] != "one"
+        self.steps, self.done = 0, 0
+
+    def hello(self) -> Dict[str, Any]:
+        w = self.windows
+        report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": sum(w.lengths),
+                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1}
+        identity = dict(report, torch=torch.__version__, transformers=transformers.__version__,
+                        device=self.devices[0].partition(":")[0])
+        return {"hello": 1, "identity": json.dumps(identity, sort_keys=True), "report": report}
+
+    def step(self, name: str) -> None:
+        self.done += 1
+        if self.progress:
+            self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
+
+    def text(self, most: Optional[int]) -> Text:
+        numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
+        return Text(self.windows, numbers, self.model.config)
+
+    def stream(self, rows: int) -> Stream:
+        """rows: of the whole batch. States that would take half of the memory lie in files."""
+        tokens = self.windows.longest
+        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
+            torch.cuda.get_device_properties(self.devices[0]).total_memory
+        if STATES * stream.outlook(rows, tokens).state > memory // 2:
+            stream.folder, stream.home = tempfile.gettempdir(), torch.device("cpu")
+        return stream
+
+    # ---- passes ----
+
+    def take_gradients(self, text: Text) -> Gradients:
+        """One pass forward and one back."""
+        sums = Gradients(self.door.folder)
+        stream = self.stream(text.rows)
+        targets = Targets(stream.loader, self.door)
+        layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
+
+        def visit(call: Any, pieces: List[slice], params: Dict[int, str]) -> Iterator[Any]:
+            with Catch(params) as seeing:
+                yield call.run(pieces[0])
+            targets.settle(seeing.across)
+            for piece in pieces[1:]:
+                yield call.run(piece)
+
+        def gradient(name: str, part: Optional[int], x: torch.Tensor, y: torch.Tensor) -> None:
+            if name in layer_of and y.requires_grad and targets.wanted([name]):
+                y.register_hook(lambda g: take(name, part, g))
+
+        def take(name: str, part: Optional[int], g: torch.Tensor) -> None:
+            if layer_of[name] != sums.layer:
+                self.step(layer_of[name])
+            several = part is None and g.dim() == 3 and stream.loader.get(name).dim() == 3  # all experts in one product
+            for expert in range(len(g)) if several else [part]:
+                own = g[expert] if several else g.reshape(-1, g.shape[-1])
+                for weight, found in targets.outputs(name, expert).items():
+                    whole = own.new_zeros(len(own), self.door.weights[weight]["rows"])
+                    for t in found:
+                        whole[:, t.at] = own[:, t.rows]
+                    sums.add(layer_of[name], self.door.module(weight), whole)
+
+        def each(piece: slice, output: Any) -> None:
+            mask = text.masks[-1][piece]
+            numbers = [text.numbers[i] if i < len(text.numbers) else 0 for i in range(text.rows)[piece]]
+            go_back(output, mask, numbers)
+        stream.visit, stream.gradient = visit, gradient
+        stream.backward(text.inputs, each)
+        stream.close()
+        sums.flush()
+        sums.layer = ""
+        return sums
+
+    def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
+        """Both streams pass, and the weights are made on the way; or one passes and weighs."""
+        stream = self.stream(text.rows * streams)
+        targets = Targets(stream.loader, self.door)
+        counted = Counted(text.masks)
+
+        def done(name: str) -> None:
+            self.step(name)
+            if not targets.wanted(targets.by_name):
+                raise Finished
+        layers = Layers(stream, self.door, targets, counted, gradients, streams, done)
+        stream.visit = layers
+        try:
+            body = stream.body(text.twice() if streams == 2 else text.inputs)
+            self.take_head(stream, body, layers, text, streams)
+        except Finished:
+            pass
+        finally:
+            stream.close()
+
+    def take_head(self, stream: Stream, body: Any, layers: Layers, text: Text, streams: int) -> None:
+        """Products behind the layers count all outputs alike."""
+        outside = [n for n in layers.targets.by_name if not any(n.startswith(p + ".") for p in stream.layers)]
+        ids = {id(stream.loader.get(n)): n for n in outside if layers.targets.wanted([n])}
+        if not ids:
+            return
+        moments: Dict[str, InputMoments] = {}
+        step = max(1, SLICE_TOKENS // self.windows.longest)
+        for at in range(0, text.rows, step):
+            rows = slice(at, min(at + step, text.rows))
+            seen = [self.head_inputs(body, slice(rows.start + i * text.rows, rows.stop + i * text.rows), ids)
+                    for i in range(streams)]
+            for n, x in seen[-1].items():
+                one = moments.setdefault(n, InputMoments(x.shape[-1], layers.apart))
+                one.add(x, seen[0].get(n), layers.counted.of(x, rows))
+        for n, m in moments.items():
+            layers.solve("", [([t for t in layers.targets.wanted([n]) if t.part is None], m)], {})
+
+    def head_inputs(self, body: Any, rows: slice, ids: Dict[int, str]) -> Dict[str, torch.Tensor]:
+        seen: Dict[str, torch.Tensor] = {}
+
+        def before(name: str, part: Optional[int], x: torch.Tensor) -> None:
+            seen.setdefault(name, x.detach())
+            if len(seen) == len(ids):
+                raise Reached
+        try:
+            with torch.no_grad(), Catch(ids, before):
+                body.head(rows)
+        except Reached:
+            pass
+        return seen
+
+    # ---- the program's phases ----
+
+    def serve(self) -> None:
+        """Does what the program asks for until it needs nothing more."""
+        while True:
+            phase = self.door.phase()
+            if phase != "dry-run" and not all(w["made"] for w in self.door.weights.values()):
+                self.work(phase)
+            self.door.end({})
+            if phase != "weigh":
+                return
+
+    def work(self, phase: str) -> None:
+        stream = self.stream(1)
+        self.door.tokens = self.text(BACKWARD_TOKENS).tokens
+        self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
+        stream.close()
+        gradients = self.take_gradients(self.text(BACKWARD_TOKENS)) if self.two else None
+        if phase == "weigh":
+            self.take_layers(self.text(BACKWARD_TOKENS), 1, gradients)
+        else:
+            self.take_layers(self.text(None), 2, gradients)
+
+
+class Shown:
+    """The program with this process's own output and messages."""
+
+    def __init__(self, argv: Sequence[str], inherited: Sequence[int]) -> None:
+        path = find()
+        try:
+            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, pass_fds=inherited,
+                                            start_new_session=True)
+        except OSError as error:
+            raise start_failure(path, error) from None
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+
+
+def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
+               progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
+    """The work of qconv.calibrate. shown: the program prints, and None is returned."""
+    if not os.path.isdir(model):
+        raise InputError("%s: there is no such folder" % os.fspath(model))
+    options = {word[2:].partition("=")[0]: word.partition("=")[2] for word in typed}
+    door = Door()
+    door.folder = scratch_folder(1 << 30)
+    try:
+        job = Calibration(door, os.fspath(model), own, options, progress)
+        argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
+                *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
+                "--", *(os.fspath(p) for p in (model, out) if p is not None)]
+        program = (Shown if shown else Run)(argv, [door.theirs.fileno()])
+        door.started()
+        try:
+            door.say(job.hello())
+            job.serve()
+        except Closed:
+            pass
+        except BaseException:
+            door.close()
+            program.stop()
+            raise
+        if isinstance(program, Shown):
+            code = wait_for(program)
+            if code:
+                raise SystemExit(code if code > 0 else 1)
+            return None
+        program.listen(progress)
+        code = program.join()
+        kind = DryRun if "--dry-run" in typed else Conversion
+        result = kind.from_json(json.loads(program.printed)) if program.printed.strip() else None
+        if code:
+            raise failure(code, program.message, result)
+        return result
+    finally:
+        door.close()
+
+
+def wait_for(program: Shown) -> int:
+    try:
+        return program.process.wait()
+    except KeyboardInterrupt:
+        program.stop()
+        raise

@@ -1,0 +1,148 @@
+"""qconv.calibrate and `python -m qconv calibrate`: quantized weights for the least error in a model's answers on a
+text. torch takes the text through the model, one layer in memory; the program solves and writes."""
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from ._command import Parser, warnings_said
+from ._pipeline import is_pipeline, split
+from ._program import Bars, Progress, ProgressCallback, StrPath, arguments
+from .errors import UsageError
+from .results import Conversion, DryRun
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import ConvertOptions
+
+TOKENS = 131072
+# Options that are this command's own; what else there is goes to `qconv convert`.
+OWN: Dict[str, Tuple[str, str]] = {
+    "text": ("FILE", "the text in UTF-8, FILE.ids with token ids, one sequence a line, or `default`: the bundled text"),
+    "calibration-tokens": ("N", "take at most so many tokens, spread over all of the text (default: %d)" % TOKENS),
+    "calibration-context": ("N", "tokens of a window (default: 2048, or the model's limit)"),
+    "tokenizer": ("PATH", "a tokenizer.json, or a folder that has one (default: the model's own)"),
+    "inputs": ("FILE", "further arguments of the model's forward by name, in a .safetensors file, with a row for each "
+                       "sequence of the text, such as pixel_values"),
+    "sided": ("one|two", "whether all outputs of a layer count alike (default: two)"),
+    "damping": ("X", "how much more calibrating trusts the weights than the text (default: 0.1, and more with few "
+                     "tokens)"),
+    "device": ("DEVICE", "what computes: cpu, cuda, cuda:0,1 (default: auto)"),
+}
+SWITCHES = {"trust-remote-code": "run the Python code that MODEL brings with it"}
+
+
+def calibrate(model: StrPath, out: Optional[StrPath] = None, *, text: StrPath = "default",
+              calibration_tokens: int = TOKENS, calibration_context: Optional[int] = None,
+              tokenizer: Optional[StrPath] = None, inputs: Optional[StrPath] = None, sided: Optional[str] = None,
+              damping: Optional[float] = None, device: str = "auto", trust_remote_code: bool = False,
+              dry_run: bool = False, progress: Union[None, bool, ProgressCallback] = None,
+              **options: Unpack[ConvertOptions]) -> Union[Conversion, DryRun]:
+    """Converts the checkpoint `model` to the folder `out` as `convert` does, with codes and scales that are chosen for
+    the least error in the model's answers on a text (docs/calibration.md). transformers has to know the model.
+
+    text                 a file in UTF-8; of token ids, one sequence a line, if its name ends in ".ids"; or "default",
+                         the bundled text
+    calibration_tokens   the most tokens of it that are taken, in windows that are spread over it
+    calibration_context  tokens of a window; None: 2048, or the model's limit
+    tokenizer            a tokenizer.json, or a folder that has one; None: the model's own
+    inputs               a .safetensors file with further arguments of the model's forward, a row for each sequence
+    sided                "one": all outputs of a layer count alike; None and "two": by what they do to the answer
+    damping              how much more the weights are trusted than the text; None: 0.1, and more with few tokens
+    device               "auto", "cpu", "cuda" or "cuda:0,1": what computes
+    dry_run              says what would be written, as qconv.dry_run does, and writes nothing
+    progress             a function that is called with a Progress, or True for a bar
+
+    `options` are those of `convert`. The same call continues what was interrupted. Raises UsageError (an argument;
+    torch or transformers missing or too old), InputError (a model or text that is not read), and what `convert`
+    raises."""
+    for name in ("calibrate", "hessians", "image_states"):
+        if options.get(name):
+            raise UsageError("%s is no argument of qconv.calibrate" % name)
+    own = {"text": text, "tokens": calibration_tokens, "context": calibration_context, "tokenizer": tokenizer,
+           "inputs": inputs, "sided": sided, "device": device, "trust_remote_code": trust_remote_code}
+    typed = arguments(dict(options, damping=damping, dry_run=dry_run))
+    bars = Bars() if progress is True else None
+    try:
+        result = started(typed, model, out, own, bars or (progress if callable(progress) else None), False)
+    finally:
+        if bars:
+            bars.close()
+    assert result is not None
+    return result
+
+
+def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
+            progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
+    """Checks what can be checked without torch, and calibrates."""
+    if own["sided"] not in (None, "one", "two"):
+        raise UsageError("--sided is '%s'; expected one or two" % own["sided"])
+    for name, least in (("tokens", 1), ("context", 2)):
+        if own[name] is not None and own[name] < least:
+            raise UsageError("--calibration-%s is %d; expected at least %d" % (name, own[name], least))
+    if is_pipeline(model):
+        raise UsageError("calibrating takes one model, and MODEL is a pipeline of several: name the folder of one part")
+    try:
+        from ._calibrate_run import calibrated
+    except ImportError as error:
+        raise UsageError("calibrating takes torch, transformers and safetensors, and %s is not there or is too old: "
+                         "pip install 'qconv[models]'" % (error.name or error)) from None
+    return calibrated(typed, model, out, own, progress, shown)
+
+
+def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:
+    """A command line as own options, those of `convert` as they are typed, and places."""
+    words, places, rules = split(["convert", *("--%s=true" % w[2:] if w[2:] in SWITCHES else w for w in argv)])
+    own: Dict[str, Any] = {}
+    typed: List[str] = ["--%s=%s" % rule for rule in rules]
+    for word in words:
+        name, _, value = word[2:].partition("=")
+        if name in OWN or name in SWITCHES:
+            own[name] = value
+        if name not in OWN and name not in SWITCHES or name == "damping":
+            typed.append(word)
+    for name in ("calibration-tokens", "calibration-context"):
+        if name in own:
+            if not own[name].isdigit():
+                raise UsageError("--%s is '%s'; expected a number of tokens" % (name, own[name]))
+            own[name] = int(own[name])
+    return own, typed, places
+
+
+class Lines:
+    """Progress on standard error: a line at each tenth, with what is left by the time that the others took."""
+
+    def __init__(self) -> None:
+        self.tenth = -1
+
+    def __call__(self, p: Progress) -> None:
+        if not p.total or 10 * p.done // p.total <= self.tenth:
+            return
+        self.tenth = 10 * p.done // p.total
+        print("qconv: %s %d%%" % (p.stage, 100 * p.done // p.total), file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> None:
+    if {"--help", "-h"} & set(argv):
+        parser = Parser("calibrate", "Convert MODEL to OUT as `qconv convert` does, with codes and scales that are "
+                        "chosen for the least error in the model's answers on a text. All options of convert are "
+                        "taken. Needs torch and transformers: pip install 'qconv[models]'.")
+        parser.add_argument("model", metavar="MODEL")
+        parser.add_argument("out", metavar="OUT")
+        for name, (value, help_text) in OWN.items():
+            parser.add_argument("--" + name, metavar=value, help=help_text)
+        for name, help_text in SWITCHES.items():
+            parser.add_argument("--" + name, action="store_true", help=help_text)
+        parser.print_help()
+        return
+    asked, typed, places = parsed(argv)
+    if not 1 <= len(places) <= 2 or len(places) == 1 and "--dry-run" not in typed:
+        raise UsageError("expected MODEL and OUT; try 'qconv calibrate --help'")
+    own = {"text": asked.get("text", "default"), "tokens": asked.get("calibration-tokens", TOKENS),
+           "context": asked.get("calibration-context"), "tokenizer": asked.get("tokenizer"),
+           "inputs": asked.get("inputs"), "sided": asked.get("sided"), "device": asked.get("device", "auto"),
+           "trust_remote_code": "trust-remote-code" in asked}
+    quiet = "--quiet" in typed or "-q" in typed
+    with warnings_said(quiet):
+        started(typed, places[0], places[1] if len(places) == 2 else None, own, None if quiet else Lines(), True)
