@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "convert/calibrate/calibrate_costs.h"
+#include "convert/calibrate/calibrate_door.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/forward/forward.h"
@@ -37,6 +38,14 @@ static qc_status text_digest(const qc_plan *plan, char out[QC_DIGEST_HEX_BYTES],
     return QC_OK;
 }
 
+/* Makes a digest of what the other side of a door says that its results depend on. */
+static void door_digest(const qc_door *door, char out[QC_DIGEST_HEX_BYTES])
+{
+    const char *identity = qc_door_hello_of(door)->identity;
+    const qc_digest d = qc_digest_bytes(identity, strlen(identity));
+    qc_digest_hex(&d, out);
+}
+
 /* Makes a digest of a file of moments, or of a folder of them, by names, sizes and times. */
 static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES],
                                 qc_error *err)
@@ -68,16 +77,22 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     const qc_calibrate_options *c = &o->calibrate;
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
-    QC_TRY(c->text ? text_digest(plan, digest, err) : moments_digest(o, digest, err));
+    if (c->door)
+        door_digest(c->door, digest);
+    else
+        QC_TRY(c->text ? text_digest(plan, digest, err) : moments_digest(o, digest, err));
     if (!plan->calibrates_on)
         QC_TRY(qc_blas_open(&blas, err));
     const qc_call *call = plan->call;
     return qc_arena_printf(call->arena, out, err,
                            "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
                            " damping=%a sided=%u tokenizer=%s computed by=%s",
-                           METHOD, c->text ? "text" : "moments", digest,
-                           c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
-                           c->damping, c->sided, call->tokenizer ? call->tokenizer : "",
+                           METHOD,
+                           c->door   ? "door"
+                           : c->text ? "text"
+                                     : "moments",
+                           digest, c->text && qc_ends_with(c->text, ".ids"), c->max_tokens,
+                           c->context, c->damping, c->sided, call->tokenizer ? call->tokenizer : "",
                            blas ? qc_blas_name(blas) : plan->calibrates_on->name);
 }
 
@@ -142,10 +157,13 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
     k->source.checkpoint = k->plan->model;
     k->source.ops = k->ops;
+    QC_TRY(qc_weight_reader_open(&k->reader, k->plan->model, err));
     if (c->text)
         QC_TRY(text_digest(k->plan, k->r->text_digest, err));
     if (k->plan->call->image_states)
         QC_TRY(qc_image_states_open(&k->images, k->plan->call->image_states, k->isa, err));
+    if (c->door)
+        return qc_calibrate_from_door(k, err);
     return c->text ? qc_calibrate_model(k, err) : qc_calibrate_from_hessians(k, err);
 }
 
@@ -166,6 +184,7 @@ static qc_status run_and_close(qc_calibrator *k, qc_error *err)
     qc_image_states_close(k->images);
     qc_progress_destroy(k->progress);
     qc_st_cursor_destroy(k->source.cursor);
+    qc_weight_reader_close(&k->reader);
     qc_arena_deinit(&k->arena);
     return st;
 }
@@ -180,19 +199,36 @@ qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan
     return run_and_close(&k, err);
 }
 
+void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan)
+{
+    const qc_calibrate_options *c = &plan->options->calibrate;
+    *out = (qc_calibrate_report){.text = c->text,
+                                 .hessians = c->hessians,
+                                 .image_states = plan->call->image_states,
+                                 .damping = c->damping,
+                                 .sided = 1};
+    if (!c->door)
+        return;
+    const qc_door_hello *h = qc_door_hello_of(c->door);
+    out->text = h->text;
+    out->hessians = h->hessians;
+    out->tokenizer = h->tokenizer;
+    out->tokens = h->tokens;
+    out->windows = h->windows;
+    out->context = h->context;
+    out->sided = h->sided;
+    if (h->text_digest)
+        memcpy(out->text_digest, h->text_digest, sizeof out->text_digest);
+}
+
 qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
                            qc_error *err)
 {
-    const qc_plan_options *o = plan->options;
     uint64_t started = qc_clock_ns();
     qc_calibrator k = calibrator_of(plan, out);
     k.store = store;
     k.devices = plan->calibrates_on ? &plan->calibrates_on->devices : NULL;
-    *out = (qc_calibrate_report){.text = o->calibrate.text,
-                                 .hessians = o->calibrate.hessians,
-                                 .image_states = plan->call->image_states,
-                                 .damping = o->calibrate.damping,
-                                 .sided = 1};
+    qc_calibrate_report_begin(out, plan);
     qc_status st = run_and_close(&k, err);
     if (store)
         out->weights = qc_calibrated_count(store);

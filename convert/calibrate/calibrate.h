@@ -35,6 +35,9 @@ struct qc_calibrate_device {
  * a text the CPU calibrates, and a line says so where a GPU was asked for. */
 QC_NODISCARD qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err);
 
+/* Begins a report with what is known before anything is computed. */
+void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan);
+
 /* Makes one line that says what the results depend on beside the conversion's own identity, for
  * qc_calibrated_open. It reads the text. */
 QC_NODISCARD qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err);

@@ -31,7 +31,7 @@ static qc_status make_room(qc_feedback_out *out, void **owned, const qc_job *j, 
     return QC_OK;
 }
 
-qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, const qc_forward_matrix *w,
+qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, const float *w,
                             const qc_feedback_outputs *g, qc_error *err)
 {
     const qc_job *planned = &k->plan->jobs[job];
@@ -53,7 +53,7 @@ qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, const qc_forwa
         const qc_form form = qc_job_form(&j);
         if (!form.nested)
             out.absmax_codes = NULL, out.nested_absmax = NULL;
-        st = k->engine->ops->weight(k->engine, &form, w, g, &out, &result, err);
+        st = k->engine->ops->weight(k->engine, &form, w, j.rows, g, &out, &result, err);
         k->costs[job][c] =
             result.calibrated_two_sided * result.target_two_sided / (2 * (double)k->r->tokens);
     }

@@ -267,17 +267,11 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
     return qc_feedback_open(&c->f, e->k->blas, e->k->threads, c->n, c->h, c->c, options, info, err);
 }
 
-static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
+static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const float *w, uint64_t rows,
                         const qc_feedback_outputs *g, qc_feedback_out *out,
                         qc_feedback_result *result, qc_error *err)
 {
-    const float *values = NULL;
-    void *owned = NULL;
-    qc_status st = qc_calibrate_floats(e->k->ops, w, &values, &owned, err);
-    if (st == QC_OK)
-        st = qc_feedback_weight(of(e)->f, form, values, w->rows, g, out, result, err);
-    qc_free(owned);
-    return st;
+    return qc_feedback_weight(of(e)->f, form, w, rows, g, out, result, err);
 }
 
 const qc_calibrate_engine_ops qc_calibrate_cpu_ops = {

@@ -37,27 +37,3 @@ qc_status qc_calibrate_square(double **out, uint64_t n, qc_error *err)
     memset(*out, 0, size);
     return QC_OK;
 }
-
-qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_forward_matrix *w,
-                              const float **out, void **owned, qc_error *err)
-{
-    uint64_t overflow = 0, bytes = 0;
-    size_t size = 0;
-    *owned = NULL;
-    if (!w->quantized && w->dtype == QC_DTYPE_F32) {
-        *out = w->dense;
-        return QC_OK;
-    }
-    if (qc_mul_u64(w->rows, w->cols, &bytes) || qc_mul_u64(bytes, sizeof(float), &bytes) ||
-        qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "the weight is too large for memory");
-    QC_TRY(qc_malloc_aligned(owned, 64, size, err));
-    float *f = *owned;
-    if (w->quantized)
-        for (uint64_t row = 0; row < w->rows; row++)
-            qc_weights_row(ops, w->quantized, row, f + row * w->cols);
-    else
-        ops->cast(w->dense, w->dtype, w->rows * w->cols, f, QC_DTYPE_F32, &overflow);
-    *out = f;
-    return QC_OK;
-}

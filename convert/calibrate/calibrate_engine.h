@@ -98,7 +98,7 @@ typedef struct {
      * NULL. */
     qc_status (*factor)(qc_calibrate_engine *e, const qc_feedback_options *options,
                         qc_feedback_info *info, qc_error *err);
-    qc_status (*weight)(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
+    qc_status (*weight)(qc_calibrate_engine *e, const qc_form *form, const float *w, uint64_t rows,
                         const qc_feedback_outputs *g, qc_feedback_out *out,
                         qc_feedback_result *result, qc_error *err);
     void (*drop)(qc_calibrate_engine *e); /* frees the moments and the factor, if there are any */
@@ -142,9 +142,6 @@ qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibr
                                          qc_calibrate_outlook *a);
 qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b);
 
-/* A weight as floats. Free *owned, which is NULL where w is floats already. */
-QC_NODISCARD qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_forward_matrix *w,
-                                           const float **out, void **owned, qc_error *err);
 /* The bytes of [n, n] doubles, and such a matrix of zeros, which is to be freed. */
 uint64_t qc_calibrate_square_bytes(uint64_t n);
 QC_NODISCARD qc_status qc_calibrate_square(double **out, uint64_t n, qc_error *err);

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/calibrate/calibrate_forward.h"
 #include "convert/forward/forward_cpu.h"
 #include "convert/term/console.h"
 #include "quant/second_moments.h"
@@ -177,7 +178,7 @@ static void note_few(qc_calibrate_experts *e, expert *t, uint32_t job)
 static qc_status leave(const qc_calibrator *k, uint32_t job, const qc_forward_matrix *w,
                        qc_error *err)
 {
-    return job < k->plan->job_count ? QC_OK : qc_calibrate_searched(k, job, w, err);
+    return job < k->plan->job_count ? QC_OK : qc_calibrate_forward_searched(k, job, w, err);
 }
 
 static qc_status open_expert(qc_calibrate_experts *e, expert *t, const qc_experts_layer *of,
@@ -267,7 +268,8 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
         const qc_feedback_outputs *g = qc_calibrate_outputs_of(
             e->outputs, e->layer, qc_expert_number(t->number, i), t->jobs[i], &room);
         double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart, g ? g->block : 0);
-        QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], g, &t->arrays[i], err));
+        QC_TRY(
+            qc_calibrate_forward_weight(k, t->jobs[i], &t->z.matrices[i], g, &t->arrays[i], err));
         take_quantized(e, t, i);
         qc_calibrate_progress(k, seconds);
     }
@@ -354,7 +356,7 @@ static qc_status look_at_groups(qc_calibrate_experts *e, const qc_experts_layer 
             if (!w.matrices[0].rows)
                 st = qc_expert_read(&w, &e->k->source, l, i, err);
             if (st == QC_OK)
-                st = qc_calibrate_groups_add(e->k, number, &w.matrices[part], err);
+                st = qc_calibrate_forward_groups_add(e->k, number, &w.matrices[part], err);
         }
         qc_expert_deinit(&w);
         QC_TRY(st);

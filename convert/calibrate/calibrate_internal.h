@@ -6,6 +6,7 @@
 #include "convert/calibrate/calibrate.h"
 #include "convert/forward/experts_layer.h"
 #include "convert/forward/token_text.h"
+#include "convert/model/weight_read.h"
 #include "convert/term/progress.h"
 
 #define QC_NO_JOB UINT32_MAX
@@ -41,8 +42,9 @@ typedef struct {
         forward_seconds;                          /* seconds for one operation */
     double coupled_seconds, coupled_pair_seconds; /* as in qc_calibrate_speed */
     qc_forward_source source;
-    qc_image_states *images;       /* --image-states, or NULL */
-    qc_calibrate_groups groups[2]; /* of the layer at hand */
+    qc_weight_reader reader;
+    qc_image_states *images;     /* --image-states, or NULL */
+    qc_calibrate_groups *groups; /* of the stacks at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
     /* Where only costs are wanted (calibrate_costs.h), and the candidates; else NULL. */
@@ -85,24 +87,35 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
  * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
                                            uint64_t tokens, const char *name, qc_error *err);
-/* Quantizes a weight with the engine's factor into the store; g: of its outputs, or NULL. Its
- * arrays stay in *arrays, and the caller frees them. */
-QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
-                                           const qc_forward_matrix *w, const qc_feedback_outputs *g,
+/* Quantizes a weight with the engine's factor into the store; w: [rows, cols]; g: of its outputs,
+ * or NULL. Its arrays stay in *arrays, and the caller frees them. */
+QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t number, const float *w,
+                                           const qc_feedback_outputs *g,
                                            qc_calibrated_arrays *arrays, qc_error *err);
 /* Predict the seconds that one factor takes, and one weight. block: as of qc_calibrate_set. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
 
+/* A weight with the moments of its inputs and maybe of its outputs. */
+typedef struct {
+    uint32_t number;
+    int cross;
+    uint64_t block, outputs_bytes; /* of its outputs' moments; 0: they count alike */
+} qc_calibrate_one;
+
+/* Adds to *a what such a weight takes, but for weights and disk. factor: that of its moments as
+ * well. */
+void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one, int factor,
+                            qc_calibrate_outlook *a);
+
 /* ---- calibrate_costs.c ---- */
 
 /* How many costs of a weight are wanted. */
 unsigned qc_calibrate_costs_wanted(const qc_calibrator *k, uint32_t job);
 /* Finds the wanted costs of a weight with the engine's factor. Without g they stay wanted. */
-QC_NODISCARD qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job,
-                                         const qc_forward_matrix *w, const qc_feedback_outputs *g,
-                                         qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, const float *w,
+                                         const qc_feedback_outputs *g, qc_error *err);
 
 /* ---- calibrate_stack.c ---- */
 
@@ -110,24 +123,27 @@ QC_NODISCARD qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job,
 int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number);
 /* Takes a matrix of such a stack into its groups. All matrices have to come, and then
  * qc_calibrate_groups_end, before one is quantized. */
-QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number,
-                                               const qc_forward_matrix *w, qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const float *w,
+                                               qc_error *err);
+/* Are the groups of this stack known? */
+int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job);
 void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
 /* Gives `out` what the matrix shares with others. */
 void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out);
 /* Quantizes a matrix of a stack as if no text were there, into the store. */
 QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
-                                             const qc_forward_matrix *w, qc_error *err);
+                                             const float *w, qc_error *err);
 /* Finds the numbers of the weights that the tensors of c are (QC_NO_JOB: none). c: the plan's
  * model, or the same with its stacks of experts taken apart. A stack that c has as well has its
  * first matrix's number. */
 QC_NODISCARD qc_status qc_calibrate_find(uint32_t *out, const qc_plan *plan, const qc_checkpoint *c,
                                          qc_error *err);
 
-/* ---- the two ways ---- */
+/* ---- the three ways ---- */
 
 QC_NODISCARD qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err);
 QC_NODISCARD qc_status qc_calibrate_from_hessians(qc_calibrator *k, qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_from_door(qc_calibrator *k, qc_error *err);
 
 #endif

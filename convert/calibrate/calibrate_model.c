@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_experts.h"
+#include "convert/calibrate/calibrate_forward.h"
 #include "convert/calibrate/calibrate_outputs.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/family/family.h"
@@ -432,7 +433,7 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         qc_feedback_outputs room;
         double seconds =
             qc_calibrate_weight_seconds(k, l->jobs[part], set_apart(m, g), m->outputs.task.block);
-        QC_TRY(qc_calibrate_weight(
+        QC_TRY(qc_calibrate_forward_weight(
             k, l->jobs[part], &l->z.matrices[part],
             qc_calibrate_outputs_of(&m->outputs, l->number, part, l->jobs[part], &room),
             &l->arrays[part], err));
@@ -539,7 +540,7 @@ static qc_status run_head(model *m, qc_error *err)
     if (st == QC_OK)
         st = qc_forward_matrix_read(&w, &k->source, &m->tensors.head, err);
     if (st == QC_OK)
-        st = qc_calibrate_weight(k, job, &w, NULL, &arrays, err);
+        st = qc_calibrate_forward_weight(k, job, &w, NULL, &arrays, err);
     e->ops->drop(e);
     qc_free(norm);
     qc_calibrated_free(&arrays);

@@ -35,6 +35,11 @@ static const qc_calibrate_groups *groups_of(const qc_calibrator *k, uint32_t job
     return NULL;
 }
 
+int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job)
+{
+    return groups_of(k, job) != NULL;
+}
+
 static uint64_t group_count(const qc_calibrator *k, uint32_t job)
 {
     return qc_ceil_div_u64(k->plan->jobs[job].blocks, QC_NESTED_BLOCK);
@@ -43,8 +48,7 @@ static uint64_t group_count(const qc_calibrator *k, uint32_t job)
 static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
 {
     const uint64_t count = group_count(k, job);
-    if (k->group_count == sizeof k->groups / sizeof *k->groups)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a layer has more stacks of experts than expected");
+    QC_TRY(qc_realloc_array(&k->groups, k->group_count + 1, sizeof *k->groups, err));
     qc_calibrate_groups *g = &k->groups[k->group_count++];
     *g = (qc_calibrate_groups){.job = job};
     QC_TRY(qc_calloc(&g->most, (size_t)count, sizeof *g->most, err));
@@ -54,30 +58,25 @@ static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const qc_forward_matrix *w,
-                                  qc_error *err)
+qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const float *w, qc_error *err)
 {
     uint32_t matrix;
     const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
     const qc_job j = qc_calibrated_weight(k->plan, number);
     const float reach = qc_form_reach(qc_schemes[j.scheme].form);
-    const float *x = NULL;
-    void *owned = NULL;
     if (!groups_of(k, job))
         QC_TRY(begin(k, job, err));
     qc_calibrate_groups *g = &k->groups[groups_of(k, job) - k->groups];
-    QC_TRY(qc_calibrate_floats(k->ops, w, &x, &owned, err));
     for (uint64_t b = 0; b < j.blocks; b++) {
         const uint64_t group = (matrix * j.blocks + b) / QC_NESTED_BLOCK;
         float largest = 0.0f;
         for (uint64_t i = 0; i < j.block_elems; i++)
-            largest = fmaxf(largest, fabsf(x[b * j.block_elems + i]));
+            largest = fmaxf(largest, fabsf(w[b * j.block_elems + i]));
         largest /= reach;
         g->most[group] = fmaxf(g->most[group], largest);
         g->least[group] = fminf(g->least[group], largest);
         g->sum += (double)largest;
     }
-    qc_free(owned);
     return QC_OK;
 }
 
@@ -86,6 +85,8 @@ void qc_calibrate_groups_end(qc_calibrator *k)
     for (uint32_t i = 0; i < k->group_count; i++) {
         qc_calibrate_groups *g = &k->groups[i];
         const qc_job *j = &k->plan->jobs[g->job];
+        if (!g->least)
+            continue;
         if (!qc_schemes[j->scheme].form->signed_scales) {
             g->offset = (float)(g->sum / (double)j->blocks);
             for (uint64_t n = 0; n < group_count(k, g->job); n++)
@@ -102,6 +103,8 @@ void qc_calibrate_groups_drop(qc_calibrator *k)
         qc_free(k->groups[i].most);
         qc_free(k->groups[i].least);
     }
+    qc_free(k->groups);
+    k->groups = NULL;
     k->group_count = 0;
 }
 
@@ -146,7 +149,7 @@ static qc_status search(const qc_calibrator *k, const qc_job *j, const float *x,
 }
 
 /* As if each input came alone: the best scales for the weights, and the nearest codes. */
-static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_forward_matrix *w,
+static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const float *w,
                              qc_feedback_out *out, qc_error *err)
 {
     qc_calibrate_engine *e = k->engine;
@@ -163,18 +166,16 @@ static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_f
     if (st == QC_OK)
         st = e->ops->factor(e, &options, &info, err);
     if (st == QC_OK)
-        st = e->ops->weight(e, &form, w, NULL, out, &result, err);
+        st = e->ops->weight(e, &form, w, j->rows, NULL, out, &result, err);
     e->ops->drop(e);
     return st;
 }
 
-qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const qc_forward_matrix *w,
+qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const float *w,
                                 qc_error *err)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
-    const float *x = NULL;
-    void *owned = NULL;
     QC_TRY(qc_calibrated_alloc(&a, k->plan, number, err));
     qc_feedback_out out = {.codes = a.codes,
                            .absmax = a.absmax,
@@ -186,10 +187,7 @@ qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const q
         st = weigh_alike(k, &j, w, &out, err);
         a.nested_offset = out.nested_offset;
     } else {
-        st = qc_calibrate_floats(k->ops, w, &x, &owned, err);
-        if (st == QC_OK)
-            st = search(k, &j, x, &a, err);
-        qc_free(owned);
+        st = search(k, &j, w, &a, err);
     }
     const qc_feedback_result result = QC_CALIBRATED_SEARCHED;
     if (st == QC_OK)

@@ -136,6 +136,30 @@ void qc_calibrate_progress(const qc_calibrator *k, double seconds)
     qc_progress_add(k->progress, (uint64_t)(seconds * 1e6 + 0.5));
 }
 
+void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one, int factor,
+                            qc_calibrate_outlook *a)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, one->number);
+    const qc_form form = qc_job_form(&j);
+    const uint64_t n = j.cols;
+    if (factor) {
+        a->operations += qc_feedback_open_flops(n, one->cross);
+        a->seconds += qc_calibrate_factor_seconds(k, n, one->cross);
+    }
+    a->operations += weight_flops(k, one->number, one->cross, one->block);
+    a->seconds += qc_calibrate_weight_seconds(k, one->number, one->cross, one->block);
+    const qc_calibrate_room room =
+        k->engine->ops->room_weight(k->engine, j.rows, n, one->cross, &form, one->block);
+    /* The weight is held as it is read and as it becomes, and the moments as they are read. */
+    uint64_t memory = qc_sat_mul(qc_sat_mul(j.rows, n), sizeof(float) + 2);
+    const uint64_t squares = qc_sat_mul(qc_calibrate_square_bytes(n), one->cross ? 2 : 1);
+    memory = qc_sat_add(memory, room.device ? squares : 0);
+    memory = qc_sat_add(memory, one->outputs_bytes);
+    memory = qc_sat_add(memory, room.host);
+    a->memory = qc_max_u64(a->memory, memory);
+    a->device_memory = qc_max_u64(a->device_memory, room.device);
+}
+
 qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b)
 {
     return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
@@ -197,7 +221,7 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
     return QC_OK;
 }
 
-qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_forward_matrix *w,
+qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const float *w,
                               const qc_feedback_outputs *g, qc_calibrated_arrays *arrays,
                               qc_error *err)
 {
@@ -206,8 +230,6 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_for
     qc_feedback_result result = {0};
     char name[QC_CALIBRATED_NAME_BYTES];
     (void)qc_calibrated_name(name, k->plan, job);
-    if (j->rows != w->rows || j->cols != w->cols)
-        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is planned in another shape", name);
     if (k->costs)
         return qc_calibrate_cost(k, job, w, g, err);
     QC_TRY(qc_calibrated_alloc(arrays, k->plan, job, err));
@@ -216,7 +238,7 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_for
                            .absmax_codes = arrays->absmax_codes,
                            .nested_absmax = arrays->nested_absmax};
     qc_calibrate_groups_give(k, job, &out);
-    qc_status st = k->engine->ops->weight(k->engine, &form, w, g, &out, &result, err);
+    qc_status st = k->engine->ops->weight(k->engine, &form, w, j->rows, g, &out, &result, err);
     arrays->nested_offset = out.nested_offset;
     if (st == QC_OK)
         st = qc_calibrated_put(k->store, job, arrays, &result, err);

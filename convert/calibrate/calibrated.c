@@ -105,19 +105,30 @@ uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number)
     return j.nested ? matrix * j.blocks % QC_NESTED_BLOCK : 0;
 }
 
+const char *qc_calibrated_place(char out[QC_CALIBRATED_PLACE_BYTES], const qc_plan *plan,
+                                uint32_t number)
+{
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(plan, number, &matrix);
+    const int both = qc_calibrated_matrices(plan, job) > plan->jobs[job].dims[0];
+    (void)snprintf(out, QC_CALIBRATED_PLACE_BYTES, "%" PRIu32 "%s", both ? matrix / 2 : matrix,
+                   !both        ? ""
+                   : matrix % 2 ? ", up"
+                                : ", gate");
+    return out;
+}
+
 const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan *plan,
                                uint32_t number)
 {
     uint32_t matrix;
-    const uint32_t job = qc_calibrated_job(plan, number, &matrix);
-    const uint32_t count = qc_calibrated_matrices(plan, job);
-    const qc_job *j = &plan->jobs[job];
-    const char *half = count > j->dims[0] ? matrix % 2 ? ", up" : ", gate" : "";
+    char place[QC_CALIBRATED_PLACE_BYTES];
+    const qc_job *j = &plan->jobs[qc_calibrated_job(plan, number, &matrix)];
     if (number < plan->job_count)
         (void)snprintf(out, QC_CALIBRATED_NAME_BYTES, "%s", j->name);
     else
-        (void)snprintf(out, QC_CALIBRATED_NAME_BYTES, "%.200s[%" PRIu32 "%s]", j->name,
-                       count > j->dims[0] ? matrix / 2 : matrix, half);
+        (void)snprintf(out, QC_CALIBRATED_NAME_BYTES, "%.200s[%s]", j->name,
+                       qc_calibrated_place(place, plan, number));
     return out;
 }
 

@@ -62,6 +62,11 @@ uint32_t qc_calibrated_job(const qc_plan *plan, uint32_t number, uint32_t *matri
 qc_job qc_calibrated_weight(const qc_plan *plan, uint32_t number);
 /* How many blocks of its first group of scales come before the weight. */
 uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number);
+/* The place of a matrix in its stack: "3", or "3, gate" and "3, up" where these lie one below the
+ * other. */
+#define QC_CALIBRATED_PLACE_BYTES 20
+const char *qc_calibrated_place(char out[QC_CALIBRATED_PLACE_BYTES], const qc_plan *plan,
+                                uint32_t number);
 /* What messages call the weight: "NAME", or "NAME[expert]" of a stack. */
 #define QC_CALIBRATED_NAME_BYTES 256
 const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan *plan,

@@ -299,16 +299,9 @@ void qc_hessians_close(qc_hessians *h)
     qc_free(h);
 }
 
-uint32_t qc_hessians_module(const qc_hessians *h, const char *weight)
+uint32_t qc_hessians_moments(const qc_hessians *h, uint32_t i, uint64_t *n, uint64_t *tokens)
 {
-    size_t len = 0;
-    return ends_with(weight, ".weight", &len) ? number_of(h, weight, len) : NONE;
-}
-
-uint32_t qc_hessians_find(const qc_hessians *h, const char *weight, uint64_t *n, uint64_t *tokens)
-{
-    uint32_t i = qc_hessians_module(h, weight);
-    if (i == NONE)
+    if (i >= h->count)
         return NONE;
     *n = h->modules[i].n;
     *tokens = h->modules[i].tokens;

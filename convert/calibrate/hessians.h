@@ -14,7 +14,8 @@
  *                            blocks on its diagonal, the last one filled up with zeros
  *   <module>.output_tokens   I64 [1]: the number of these tokens
  *
- * <module> is the weight's name without ".weight". */
+ * <module> is the weight's name without ".weight"; for a matrix of a stack of experts it is
+ * STACK[3], or STACK[3, gate] and STACK[3, up] where these lie one below the other. */
 #ifndef QC_CONVERT_HESSIANS_H
 #define QC_CONVERT_HESSIANS_H
 
@@ -27,10 +28,13 @@ typedef struct qc_hessians qc_hessians;
 QC_NODISCARD qc_status qc_hessians_open(qc_hessians **out, const char *path, qc_error *err);
 void qc_hessians_close(qc_hessians *h); /* accepts NULL */
 
-/* Returns the number of a weight's moments, or UINT32_MAX where the file has none. Weights with the
- * same number have the same inputs, so one factor serves them. *n: the columns; *tokens: how many
- * tokens the moments are of. */
-uint32_t qc_hessians_find(const qc_hessians *h, const char *weight, uint64_t *n, uint64_t *tokens);
+/* The modules that have moments, in the order of their names. */
+uint32_t qc_hessians_count(const qc_hessians *h);
+const char *qc_hessians_name(const qc_hessians *h, uint32_t module);
+
+/* Returns the number of a module's moments. Modules with the same number have the same inputs, so
+ * one factor serves them. *n: the columns; *tokens: how many tokens the moments are of. */
+uint32_t qc_hessians_moments(const qc_hessians *h, uint32_t module, uint64_t *n, uint64_t *tokens);
 /* Reads the lower triangle into out [n, n] and multiplies it by the number of tokens, which gives
  * sums as second_moments.h has them. QC_ERR_INPUT where the matrix is not symmetric (within 1e-3 of
  * the diagonal's mean) or not positive, as far as each two elements of the diagonal and the one
@@ -50,16 +54,9 @@ typedef struct {
     int whole; /* a matrix of all outputs, not a list of blocks */
 } qc_hessians_outputs;
 
-/* Returns the number of a weight's module, or UINT32_MAX. */
-uint32_t qc_hessians_module(const qc_hessians *h, const char *weight);
 qc_hessians_outputs qc_hessians_outputs_of(const qc_hessians *h, uint32_t module);
 /* Reads them: out [blocks][block][block]. Refuses what qc_hessians_read refuses. */
 QC_NODISCARD qc_status qc_hessians_read_outputs(const qc_hessians *h, uint32_t module, float *out,
                                                 qc_error *err);
-
-/* The modules that have moments, in the order of the file. This finds names that match no
- * weight. */
-uint32_t qc_hessians_count(const qc_hessians *h);
-const char *qc_hessians_name(const qc_hessians *h, uint32_t i);
 
 #endif

@@ -3,6 +3,7 @@
 #include "convert/adapter/adapters.h"
 #include "convert/calibrate/calibrate.h"
 #include "convert/calibrate/calibrate_costs.h"
+#include "convert/calibrate/calibrate_door.h"
 #include "convert/cli/commands.h"
 #include "convert/fit/planned_model.h"
 #include "convert/fit/tensor_parallel.h"
@@ -191,8 +192,8 @@ static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
     QC_TRY(qc_calibrate_run(&r, plan, NULL, err));
-    report->calibration_text = plan->options->calibrate.text;
-    report->calibration_hessians = plan->options->calibrate.hessians;
+    report->calibration_text = r.text;
+    report->calibration_hessians = r.hessians;
     report->calibration_tokens = r.tokens;
     report->calibration_damping = r.damping;
     report->calibration_sided = r.sided;
@@ -334,5 +335,9 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
 {
     qc_options own = *o;
     QC_TRY(qc_checkpoint_folder_of_index(&own.call.model, o->call.arena, o->call.model, err));
-    return convert_path(&own, o->call.model, err);
+    qc_calibrate_options *c = &own.convert.plan.calibrate;
+    QC_TRY(qc_door_open(&c->door, o->call.arena, c->hessians, err));
+    const qc_status st = convert_path(&own, o->call.model, err);
+    qc_door_close(c->door);
+    return st;
 }

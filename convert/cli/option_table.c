@@ -301,8 +301,8 @@ const qc_option_row qc_option_table[] = {
             .why = ", which has no form for stacks"},
            {.of = "stacked", .not_with = "--format compressed-tensors",
             .why = ", which has no form for stacks"},
-           {.of = "stacked", .not_with = "--lora", .why = ", whose experts have names of their own"},
-           {.of = "stacked", .not_with = "--hessians"}),
+           {.of = "stacked", .not_with = "--lora",
+            .why = ", whose experts have names of their own"}),
      .help = "write the experts of a layer as one tensor each, or as one for all",
      .more = "separate: each expert has tensors of its own, as mixtures are published; transformers 4 "
              "and vLLM load these, and transformers 5 after `import qconv`. stacked: one tensor "

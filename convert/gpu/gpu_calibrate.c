@@ -212,7 +212,8 @@ static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows
     uint64_t worked = qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
                                  qc_cuda_feedback_weight_least_bytes(rows, n, form, cross, block));
     (void)e;
-    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2), qc_max_u64(factored, worked)};
+    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)),
+                               qc_max_u64(factored, worked)};
 }
 
 /* ---- moments ---- */
@@ -272,25 +273,17 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
     return st;
 }
 
-/* A source that is quantized goes to the device as floats. */
-static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
+static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const float *w, uint64_t rows,
                         const qc_feedback_outputs *outputs, qc_feedback_out *out,
                         qc_feedback_result *result, qc_error *err)
 {
     gpu *g = of(e);
-    const float *values = NULL;
-    void *owned = NULL;
     QC_TRY(qc_cuda_use(&g->device, err));
     if (!g->factor)
         QC_FAIL(err, QC_ERR_USAGE, "a weight can only follow a factor");
-    if (w->quantized)
-        QC_TRY(qc_calibrate_floats(e->k->ops, w, &values, &owned, err));
-    qc_status st = qc_cuda_feedback_weight(g->factor, form, values ? values : w->dense,
-                                           values ? QC_DTYPE_F32 : w->dtype, w->rows, outputs, out,
-                                           result, err);
-    st = settled(g, named(st, "a weight in work", err), err);
-    qc_free(owned);
-    return st;
+    const qc_status st =
+        qc_cuda_feedback_weight(g->factor, form, w, QC_DTYPE_F32, rows, outputs, out, result, err);
+    return settled(g, named(st, "a weight in work", err), err);
 }
 
 /* The next moments or the next factor take its place. Until then it may stay. */

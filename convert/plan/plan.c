@@ -321,7 +321,7 @@ static int can_be_searched(const qc_job *j)
  * shared. */
 static uint64_t matrices_of(const qc_plan *p, const qc_job *j)
 {
-    if (!p->options->calibrate.text || !j->stack || !qc_scheme_is_quantized(j->scheme))
+    if (!qc_calibrates(&p->options->calibrate) || !j->stack || !qc_scheme_is_quantized(j->scheme))
         return 0;
     const int both = qc_expert_names_of(p->model) && qc_ends_with(j->name, QC_EXPERTS_GATE_UP);
     const uint64_t count = j->dims[0] * (both ? 2 : 1), elems = j->elems / count;
@@ -666,7 +666,7 @@ static qc_status number_matrices(qc_plan *p, qc_error *err)
 {
     uint64_t next = p->job_count;
     p->first_matrix = NULL;
-    if (!p->options->calibrate.text)
+    if (!qc_calibrates(&p->options->calibrate))
         return QC_OK;
     QC_TRY(qc_arena_array(p->arena, &p->first_matrix, (size_t)p->job_count + 1, err));
     for (uint32_t i = 0; i < p->job_count; i++) {

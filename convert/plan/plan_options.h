@@ -35,7 +35,8 @@ typedef struct {
 /* --calibrate and --hessians. If there is neither a text nor hessians, nothing is calibrated. */
 typedef struct {
     const char *text;     /* FILE, or "default": the bundled text; NULL: not given */
-    const char *hessians; /* file or folder of second moments; NULL: not given */
+    const char *hessians; /* file or folder of second moments, or "fd:N"; NULL: not given */
+    struct qc_door *door; /* open, where hessians is "fd:N"; borrowed (calibrate_door.h) */
     uint64_t max_tokens;  /* 0: QC_CALIBRATE_TOKENS, or the whole text if that is less */
     uint64_t context;     /* tokens of a window; 0: qconv chooses */
     double damping;       /* 0: qconv chooses by the number of tokens */

@@ -53,9 +53,7 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
 {
     uint64_t weights = 0, left = 0, sided = 0;
     const char *digest = value_of(text, "digest"), *tokenizer = value_of(text, "tokenizer");
-    *r = (qc_calibrate_report){.text = plan->options->calibrate.text,
-                               .hessians = plan->options->calibrate.hessians,
-                               .image_states = plan->call->image_states};
+    qc_calibrate_report_begin(r, plan);
     *known = read_number(text, "tokens", &r->tokens, NULL) &&
              read_number(text, "windows", &r->windows, NULL) &&
              read_number(text, "context", &r->context, NULL) &&

@@ -439,13 +439,14 @@ static qc_status same_calibration(int *same, qc_difference *why, const qc_manife
     *same = !then && !qc_calibrates(c);
     if (*same)
         return QC_OK;
-    if (!then || !qc_calibrates(c) || !then->text != !c->text) {
+    qc_calibrate_report_begin(&r, plan);
+    if (!then || !qc_calibrates(c) || !then->text != !r.text) {
         *same = differ(why, "it was %s and this one is %s",
                        !then        ? "not calibrated"
                        : then->text ? "calibrated with a text"
                                     : "calibrated with second moments",
                        !qc_calibrates(c) ? "not"
-                       : c->text         ? "to be calibrated with a text"
+                       : r.text          ? "to be calibrated with a text"
                                          : "to be calibrated with second moments");
         return QC_OK;
     }
@@ -457,7 +458,8 @@ static qc_status same_calibration(int *same, qc_difference *why, const qc_manife
     qc_plan copy = *plan;
     quiet.quiet = 1;
     copy.call = &quiet;
-    QC_TRY(qc_calibrate_run(&r, &copy, NULL, err));
+    if (!c->door) /* its hello has said all */
+        QC_TRY(qc_calibrate_run(&r, &copy, NULL, err));
     QC_TRY(qc_manifest_add_calibration(&made, plan, &r, err));
     now = made.calibration;
     *same = (same_text(then->text, now->text) && same_text(then->image_states, now->image_states) &&

@@ -1,0 +1,492 @@
+#include "convert/calibrate/calibrate_door.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/text.h"
+#include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibrate_moments.h"
+#include "convert/calibrate/door_line.h"
+#include "convert/calibrate/door_values.h"
+#include "convert/term/console.h"
+#include "formats/digest.h"
+#include "formats/json_writer.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define PREFIX         "fd:"
+#define HELLO_VERSION  1u
+#define TOKENIZER_MOST 128u
+/* What outputs are expected to count together in, for what is said before the moments are there. */
+#define BLOCK 1024u
+
+struct qc_door {
+    qc_door_line line;
+    qc_door_hello hello;
+};
+
+/* ---- the hello ---- */
+
+static qc_status bad(const qc_door *d, qc_error *err, const char *expected)
+{
+    QC_FAIL(err, QC_ERR_INPUT, "--hessians %s: expected %s", d->line.name, expected);
+}
+
+/* Copies a member that is one line of text; *out is NULL where it is missing or null. */
+static qc_status take_line(const qc_door *d, qc_arena *arena, const char **out,
+                           const qc_json_node *of, const char *key, qc_error *err)
+{
+    const qc_json_node *n = qc_json_get(of, key);
+    const char *s = NULL;
+    *out = NULL;
+    if (!n || qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    qc_status st = qc_json_as_string(n, key, &s, err);
+    if (st != QC_OK) {
+        qc_error_prefix(err, "--hessians %s", d->line.name);
+        return st;
+    }
+    if (!*s || strpbrk(s, "\r\n"))
+        QC_FAIL(err, QC_ERR_INPUT, "--hessians %s: %s: expected one line of text", d->line.name,
+                key);
+    return qc_arena_strdup(arena, out, s, err);
+}
+
+static qc_status take_number(const qc_door *d, uint64_t *out, const qc_json_node *of,
+                             const char *key, qc_error *err)
+{
+    const qc_json_node *n = qc_json_get(of, key);
+    if (!n)
+        return QC_OK;
+    qc_status st = qc_json_as_u64(n, key, out, err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "--hessians %s", d->line.name);
+    return st;
+}
+
+static qc_status take_report(qc_door *d, qc_arena *arena, const qc_json_node *r, qc_error *err)
+{
+    qc_door_hello *h = &d->hello;
+    uint64_t sided = 1;
+    qc_digest digest;
+    QC_TRY(take_line(d, arena, &h->text, r, "text", err));
+    QC_TRY(take_line(d, arena, &h->hessians, r, "hessians", err));
+    QC_TRY(take_line(d, arena, &h->text_digest, r, "text_digest", err));
+    QC_TRY(take_line(d, arena, &h->tokenizer, r, "tokenizer", err));
+    QC_TRY(take_number(d, &h->tokens, r, "tokens", err));
+    QC_TRY(take_number(d, &h->windows, r, "windows", err));
+    QC_TRY(take_number(d, &h->context, r, "context", err));
+    QC_TRY(take_number(d, &sided, r, "sided", err));
+    if (!h->text == !h->hessians)
+        return bad(d, err, "a report with either \"text\" or \"hessians\"");
+    if (h->text && (!h->tokenizer || strlen(h->tokenizer) > TOKENIZER_MOST || !h->text_digest ||
+                    qc_digest_from_hex(&digest, h->text_digest) != 0))
+        return bad(d, err,
+                   "a report with the \"tokenizer\" of the text and a \"text_digest\" of 32 "
+                   "hexadecimal digits");
+    if (sided != 1 && sided != 2)
+        return bad(d, err, "\"sided\" to be 1 or 2");
+    h->sided = (unsigned)sided;
+    return QC_OK;
+}
+
+static qc_status take_hello(qc_door *d, qc_arena *arena, qc_error *err)
+{
+    qc_json *doc = NULL;
+    const char *identity = NULL;
+    QC_TRY(qc_door_line_read(&d->line, &doc, err));
+    const qc_json_node *root = qc_json_root(doc);
+    uint64_t version = 0;
+    qc_status st = QC_OK;
+    if (qc_json_as_u64(qc_json_get(root, "hello"), "hello", &version, NULL) != QC_OK ||
+        version != HELLO_VERSION ||
+        qc_json_as_string(qc_json_get(root, "identity"), "identity", &identity, NULL) != QC_OK ||
+        qc_json_expect(qc_json_get(root, "report"), QC_JSON_OBJECT, "report", NULL) != QC_OK)
+        st = bad(d, err, "a first line {\"hello\": 1, \"identity\": TEXT, \"report\": {...}}");
+    if (st == QC_OK)
+        st = qc_arena_strdup(arena, &d->hello.identity, identity, err);
+    if (st == QC_OK)
+        st = take_report(d, arena, qc_json_get(root, "report"), err);
+    qc_json_destroy(doc);
+    return st;
+}
+
+/* The number behind "fd:", or -1. */
+static int descriptor_of(const char *path)
+{
+    const char *s = path + strlen(PREFIX);
+    int fd = 0;
+    if (!*s || strlen(s) > 6)
+        return -1;
+    for (; *s; s++) {
+        if (*s < '0' || *s > '9')
+            return -1;
+        fd = fd * 10 + (*s - '0');
+    }
+    return fd;
+}
+
+qc_status qc_door_open(qc_door **out, qc_arena *arena, const char *path, qc_error *err)
+{
+    qc_door *d = NULL;
+    *out = NULL;
+    if (!path || strncmp(path, PREFIX, strlen(PREFIX)) != 0)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(arena, &d, 1, sizeof *d, err));
+    qc_status st = qc_door_line_open(&d->line, path, descriptor_of(path), err);
+    if (st == QC_OK)
+        st = take_hello(d, arena, err);
+    if (st != QC_OK)
+        qc_door_line_close(&d->line);
+    else
+        *out = d;
+    return st;
+}
+
+void qc_door_close(qc_door *d)
+{
+    if (d)
+        qc_door_line_close(&d->line);
+}
+
+const qc_door_hello *qc_door_hello_of(const qc_door *d)
+{
+    return &d->hello;
+}
+
+/* ---- a phase ---- */
+
+typedef struct {
+    qc_door *d;
+    qc_calibrator *k;
+    qc_moments m;
+    int over;
+} phase;
+
+/* Ends the members that say which weight it is. */
+static void write_weight(const phase *p, qc_json_writer *w, uint32_t number)
+{
+    const qc_plan *plan = p->k->plan;
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(plan, number, &matrix);
+    qc_json_member_begin_row(w);
+    qc_json_member_string(w, "name", plan->jobs[job].name);
+    if (number < plan->job_count)
+        return;
+    qc_json_member_u64(w, "matrix", matrix);
+    qc_json_member_u64(w, "matrices", qc_calibrated_matrices(plan, job));
+}
+
+static qc_status send_line(const phase *p, qc_json_writer *w, qc_error *err)
+{
+    qc_json_write_end_object(w);
+    qc_status st = qc_json_write_finish(w);
+    if (st == QC_OK)
+        st = qc_strbuf_adds(w->out, "\n", err);
+    return st == QC_OK ? qc_door_line_write(&p->d->line, w->out, err) : st;
+}
+
+static void begin_line(qc_json_writer *w, qc_strbuf *out, qc_error *err)
+{
+    qc_strbuf_init(out, (size_t)1 << 30);
+    qc_json_write_init(w, out, err);
+    qc_json_write_compact_next(w);
+    qc_json_write_begin_object(w);
+}
+
+/* May the other side have it solved? */
+static int is_offered(const phase *p, const qc_moments_name *n)
+{
+    const qc_plan *plan = p->k->plan;
+    return qc_calibrated_takes(plan, n->number) &&
+           qc_scheme_is_quantized(qc_calibrated_weight(plan, n->number).scheme);
+}
+
+static int is_made(const phase *p, uint32_t number)
+{
+    return p->k->store && qc_calibrated_has(p->k->store, number);
+}
+
+static void write_offer(const phase *p, qc_json_writer *w, const qc_moments_name *n)
+{
+    const qc_job j = qc_calibrated_weight(p->k->plan, n->number);
+    write_weight(p, w, n->number);
+    qc_json_member_string(w, "module", n->module);
+    qc_json_member_u64(w, "rows", j.rows);
+    qc_json_member_u64(w, "cols", j.cols);
+    qc_json_member_bool(w, "turned", j.entry->transpose);
+    qc_json_member_bool(w, "made", is_made(p, n->number));
+    if (is_made(p, n->number))
+        qc_json_member_bool(w, "searched", qc_calibrated_is_searched(p->k->store, n->number));
+    qc_json_write_end_object(w);
+}
+
+static const char *name_of_phase(const phase *p)
+{
+    return p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run";
+}
+
+/* Tells the other side what there is to do. */
+static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_error *err)
+{
+    qc_json_writer w;
+    qc_strbuf out;
+    begin_line(&w, &out, err);
+    qc_json_member_string(&w, "phase", name_of_phase(p));
+    qc_json_member_number(&w, "seconds", ahead->seconds);
+    qc_json_member_u64(&w, "memory", ahead->memory);
+    qc_json_member_begin_array(&w, "weights");
+    for (uint32_t i = 0; i < p->m.name_count; i++)
+        if (is_offered(p, &p->m.names[i]))
+            write_offer(p, &w, &p->m.names[i]);
+    qc_json_write_end_array(&w);
+    qc_status st = send_line(p, &w, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+/* Weights of one folder with as many columns are taken to have the same inputs. */
+static int is_first_of_inputs(const phase *p, const qc_moments_name *before,
+                              const qc_moments_name *n)
+{
+    const char *dot = strrchr(n->module, '.');
+    const size_t len = dot ? (size_t)(dot - n->module) : 0;
+    return !before ||
+           qc_calibrated_weight(p->k->plan, before->number).cols !=
+               qc_calibrated_weight(p->k->plan, n->number).cols ||
+           strncmp(before->module, n->module, len) != 0 || strchr(n->module, '[');
+}
+
+/* Before there are moments, what they will take is estimated. */
+static void look_ahead(const phase *p, qc_calibrate_outlook *a)
+{
+    const qc_moments_name *before = NULL;
+    const int two = p->d->hello.sided == 2;
+    *a = (qc_calibrate_outlook){.disk =
+                                    p->k->costs ? 0 : qc_calibrated_bytes(p->k->plan, p->k->store)};
+    for (uint32_t i = 0; i < p->m.name_count; i++) {
+        const qc_moments_name *n = &p->m.names[i];
+        if (!is_offered(p, n) || !qc_calibrate_needs(p->k, n->number))
+            continue;
+        const uint64_t rows = qc_calibrated_weight(p->k->plan, n->number).rows;
+        const uint64_t block = two ? qc_min_u64(rows, BLOCK) : 0;
+        const qc_calibrate_one one = {.number = n->number,
+                                      .cross = !p->k->costs,
+                                      .block = block,
+                                      .outputs_bytes = qc_sat_mul(rows, block * sizeof(float))};
+        qc_calibrate_one_ahead(p->k, &one, is_first_of_inputs(p, before, n), a);
+        a->weights++;
+        before = n;
+    }
+}
+
+/* ---- requests ---- */
+
+static qc_status find_weight(const phase *p, const qc_json_node *n, uint32_t *number, qc_error *err)
+{
+    const qc_plan *plan = p->k->plan;
+    const char *name = qc_json_string_or(qc_json_get(n, "name"), "");
+    uint64_t matrix = 0;
+    for (uint32_t job = 0; job < plan->job_count; job++) {
+        const uint32_t count = qc_calibrated_matrices(plan, job);
+        if (strcmp(plan->jobs[job].name, name) != 0)
+            continue;
+        if (count > 0 && qc_json_as_u64(qc_json_get(n, "matrix"), "matrix", &matrix, NULL) != QC_OK)
+            break;
+        *number = count > 0 ? plan->first_matrix[job] + (uint32_t)matrix : job;
+        if (matrix < (count > 0 ? count : 1) && is_made(p, *number))
+            return QC_OK;
+        break;
+    }
+    QC_FAIL(err, QC_ERR_INPUT,
+            "--hessians %s: \"values\" asks for a weight that is not made: '%.200s'",
+            p->d->line.name, name);
+}
+
+/* {"values": [{"name", "matrix"?}, ...], "to": PATH} */
+static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *err)
+{
+    const qc_json_node *list = qc_json_get(request, "values");
+    const char *path = qc_json_string_or(qc_json_get(request, "to"), NULL);
+    qc_door_values v = QC_DOOR_VALUES_NONE;
+    qc_json_writer w;
+    qc_strbuf out;
+    if (!p->k->store)
+        return bad(p->d, err, "\"values\" in the phase \"calibrate\" only");
+    if (qc_json_kind_of(list) != QC_JSON_ARRAY || !path)
+        return bad(p->d, err, "{\"values\": [{\"name\": NAME}, ...], \"to\": PATH}");
+    begin_line(&w, &out, err);
+    qc_json_member_begin_array(&w, "values");
+    qc_status st = qc_door_values_open(&v, path, err);
+    for (const qc_json_node *n = qc_json_first(list); st == QC_OK && n; n = qc_json_next(n)) {
+        uint32_t number = 0;
+        st = find_weight(p, n, &number, err);
+        write_weight(p, &w, number);
+        qc_json_member_u64(&w, "offset", v.bytes);
+        qc_json_write_end_object(&w);
+        if (st == QC_OK)
+            st = qc_door_values_put(&v, p->k, number, err);
+    }
+    const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
+    st = st == QC_OK ? closed : st;
+    qc_json_write_end_array(&w);
+    if (st == QC_OK)
+        st = send_line(p, &w, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+static void write_left(const phase *p, qc_json_writer *w)
+{
+    qc_json_member_begin_array(w, "left");
+    for (uint32_t i = 0; i < p->m.left_count; i++) {
+        const unsigned known = p->m.known[p->m.left[i]];
+        write_weight(p, w, p->m.left[i]);
+        qc_json_member_string(w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_array(w);
+}
+
+/* Answers with what was solved, and writes its values to path unless that is NULL. */
+static qc_status send_solved(const phase *p, const char *path, qc_error *err)
+{
+    qc_door_values v = QC_DOOR_VALUES_NONE;
+    qc_json_writer w;
+    qc_strbuf out;
+    begin_line(&w, &out, err);
+    qc_json_member_begin_array(&w, "solved");
+    qc_status st = path ? qc_door_values_open(&v, path, err) : QC_OK;
+    for (uint32_t i = 0; st == QC_OK && p->k->store && i < p->m.count; i++) {
+        const uint32_t number = p->m.pairs[i].number;
+        const qc_feedback_result r = qc_calibrated_result(p->k->store, number);
+        write_weight(p, &w, number);
+        if (path)
+            qc_json_member_u64(&w, "offset", v.bytes);
+        qc_json_member_number(&w, "rounded", r.rounded);
+        qc_json_member_number(&w, "calibrated", r.calibrated);
+        qc_json_write_end_object(&w);
+        if (path)
+            st = qc_door_values_put(&v, p->k, number, err);
+    }
+    const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
+    st = st == QC_OK ? closed : st;
+    qc_json_write_end_array(&w);
+    write_left(p, &w);
+    if (st == QC_OK)
+        st = send_line(p, &w, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+static int has_outputs(const qc_moments *m)
+{
+    for (uint32_t i = 0; i < qc_hessians_count(m->h); i++)
+        if (qc_hessians_outputs_of(m->h, i).blocks > 0)
+            return 1;
+    return 0;
+}
+
+/* {"solve": PATH, "values": PATH or null, "tokens": N?} */
+static qc_status answer_solve(phase *p, const qc_json_node *request, qc_error *err)
+{
+    const char *path = qc_json_string_or(qc_json_get(request, "solve"), NULL);
+    const qc_json_node *values = qc_json_get(request, "values");
+    const char *to = qc_json_string_or(values, NULL);
+    qc_calibrator *k = p->k;
+    qc_calibrate_outlook ahead;
+    if (!k->store && !k->costs)
+        return bad(p->d, err, "no \"solve\" in the phase \"dry-run\"");
+    if (!path || (values && !to && qc_json_kind_of(values) != QC_JSON_NULL))
+        return bad(p->d, err, "{\"solve\": PATH, \"values\": PATH or null}");
+    QC_TRY(qc_moments_open(&p->m, path, 1, err));
+    if (p->d->hello.sided == 1 && has_outputs(&p->m))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: it has second moments of outputs, but the hello on --hessians %s says that "
+                "\"sided\" is 1",
+                path, p->d->line.name);
+    if (k->costs) {
+        k->r->tokens = p->m.tokens;
+        QC_TRY(take_number(p->d, &k->r->tokens, request, "tokens", err));
+    }
+    qc_moments_ahead(&p->m, &ahead);
+    QC_TRY(qc_calibrate_check_room(k, &ahead, err));
+    QC_TRY(qc_moments_run(&p->m, err));
+    QC_TRY(send_solved(p, to, err));
+    qc_moments_close(&p->m);
+    return QC_OK;
+}
+
+/* {"end": {"left": WHY?}} */
+static qc_status take_end(phase *p, const qc_json_node *request, qc_error *err)
+{
+    const qc_json_node *end = qc_json_get(request, "end");
+    const char *why = NULL;
+    if (qc_json_kind_of(end) != QC_JSON_OBJECT)
+        return bad(p->d, err, "{\"end\": {...}}");
+    QC_TRY(take_line(p->d, &p->k->arena, &why, end, "left", err));
+    p->over = 1;
+    if (!p->k->store) /* nothing was solved that could be missed */
+        return QC_OK;
+    return qc_moments_tell_left(&p->m,
+                                why ? why : "as there were no second moments of their inputs", err);
+}
+
+static qc_status answer(phase *p, const qc_json_node *request, qc_error *err)
+{
+    if (qc_json_get(request, "solve"))
+        return answer_solve(p, request, err);
+    if (qc_json_get(request, "values"))
+        return answer_values(p, request, err);
+    if (qc_json_get(request, "end"))
+        return take_end(p, request, err);
+    return bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
+}
+
+static void tell(const phase *p, const qc_calibrate_outlook *ahead)
+{
+    const qc_door_hello *h = &p->d->hello;
+    char inputs[64] = "the second moments to come";
+    if (h->tokens > 0)
+        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
+    qc_calibrate_tell(p->k, ahead, inputs);
+}
+
+static qc_status run(phase *p, qc_error *err)
+{
+    qc_calibrator *k = p->k;
+    const qc_door_hello *h = &p->d->hello;
+    qc_calibrate_outlook ahead;
+    if (k->o->calibrate.sided > 0 && k->o->calibrate.sided != h->sided)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--sided says otherwise than the hello on --hessians %s, where \"sided\" is %u",
+                p->d->line.name, h->sided);
+    if (h->sided == 2)
+        k->feedback.sweeps = QC_FEEDBACK_SWEEPS_TWO_SIDED;
+    if (k->costs)
+        k->feedback.sweeps = 0;
+    QC_TRY(qc_moments_begin(&p->m, k, err));
+    QC_TRY(qc_calibrate_measure(k, err));
+    look_ahead(p, &ahead);
+    QC_TRY(qc_calibrate_check_room(k, &ahead, err));
+    tell(p, &ahead);
+    QC_TRY(send_phase(p, &ahead, err));
+    while (!p->over) {
+        qc_json *doc = NULL;
+        QC_TRY(qc_door_line_read(&p->d->line, &doc, err));
+        const qc_status st = answer(p, qc_json_root(doc), err);
+        qc_json_destroy(doc);
+        QC_TRY(st);
+    }
+    return QC_OK;
+}
+
+qc_status qc_calibrate_from_door(qc_calibrator *k, qc_error *err)
+{
+    phase p = {.d = k->o->calibrate.door, .k = k};
+    p.m.k = k;
+    qc_status st = run(&p, err);
+    qc_moments_close(&p.m);
+    return st;
+}

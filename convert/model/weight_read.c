@@ -1,0 +1,255 @@
+#include "convert/model/weight_read.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define STEP_ELEMS ((uint64_t)1 << 18)
+/* Of a weight that is turned, so many stored rows at most are read at once. */
+#define STRIP_ROWS 256u
+
+/* ---- sources and readers ---- */
+
+qc_status qc_weight_source_of(qc_weight_source *out, const qc_checkpoint *model, uint32_t tensor,
+                              const qc_stored_weight *stored, const qc_coded_weight *coded,
+                              int turned, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &model->tensors[tensor];
+    *out = (qc_weight_source){.tensor = tensor, .stored = stored, .coded = coded, .turned = turned};
+    out->ndim = stored ? stored->ndim : coded ? coded->ndim : t->ndim;
+    memcpy(out->dims, stored ? stored->dims : coded ? coded->dims : t->dims, sizeof out->dims);
+    if (!stored && !coded && !qc_dtype_is_quantizable(t->dtype))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s' is %s, which holds no values to read as floats", t->name,
+                qc_dtype_name(t->dtype));
+    if (turned && out->ndim < 2)
+        QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s': expected 2 dimensions or more, found %u", t->name,
+                out->ndim);
+    if (turned) {
+        const uint64_t last = out->dims[out->ndim - 1];
+        out->dims[out->ndim - 1] = out->dims[out->ndim - 2];
+        out->dims[out->ndim - 2] = last;
+    }
+    return qc_shape_elems(out->dims, out->ndim, &out->elems, err);
+}
+
+qc_status qc_weight_reader_open(qc_weight_reader *out, const qc_checkpoint *model, qc_error *err)
+{
+    qc_isa isa;
+    *out = (qc_weight_reader){.model = model};
+    QC_TRY(qc_isa_select(&isa, err));
+    out->ops = qc_quant_ops_for(isa);
+    qc_status st = qc_st_cursor_create(&out->codes, err);
+    if (st == QC_OK)
+        st = qc_st_cursor_create(&out->scales, err);
+    if (st != QC_OK)
+        qc_weight_reader_close(out);
+    return st;
+}
+
+void qc_weight_reader_close(qc_weight_reader *r)
+{
+    void *const buffers[] = {r->raw.data, r->nested.data, r->numbers.data, r->made.data};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        qc_free(buffers[i]);
+    qc_st_cursor_destroy(r->codes);
+    qc_st_cursor_destroy(r->scales);
+    qc_coded_scratch_deinit(&r->coded);
+    *r = (qc_weight_reader){0};
+}
+
+static qc_status room(qc_packed_buffer *b, uint64_t count, uint64_t each, qc_error *err)
+{
+    size_t want = 0;
+    if (qc_u64_to_size(qc_sat_mul(count, each), &want))
+        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
+    if (b->data && want <= b->room)
+        return QC_OK;
+    qc_free(b->data);
+    *b = (qc_packed_buffer){0};
+    QC_TRY(qc_malloc(&b->data, want, err));
+    b->room = want;
+    return QC_OK;
+}
+
+/* ---- weights in codes with scales ---- */
+
+/* Decodes scales [first, first + n) that are quantized themselves. *out: the first. */
+static qc_status read_nested(qc_weight_reader *r, const qc_stored_weight *w, uint64_t first,
+                             uint64_t n, const float **out, qc_error *err)
+{
+    const qc_checkpoint *m = r->model;
+    const uint64_t per = w->nested_block_elems, group = first / per, skip = first % per;
+    const uint64_t groups = qc_ceil_div_u64(skip + n, per);
+    float map[256];
+    QC_TRY(room(&r->nested, groups, sizeof(float), err));
+    QC_TRY(room(&r->raw, skip + n, 1, err));
+    QC_TRY(room(&r->numbers, skip + n, sizeof(float), err));
+    QC_TRY(qc_checkpoint_read(m, r->scales, &m->tensors[w->nested_map], 0, map, sizeof map, err));
+    QC_TRY(qc_checkpoint_read(m, r->scales, &m->tensors[w->nested_absmax], group * sizeof(float),
+                              r->nested.data, (size_t)groups * sizeof(float), err));
+    QC_TRY(qc_checkpoint_read(m, r->scales, &m->tensors[w->absmax], first - skip, r->raw.data,
+                              (size_t)(skip + n), err));
+    r->ops->nested_dequantize(r->raw.data, r->nested.data, map, skip + n,
+                              per > UINT32_MAX ? UINT32_MAX : (uint32_t)per, w->nested_offset,
+                              r->numbers.data);
+    *out = (const float *)r->numbers.data + skip;
+    return QC_OK;
+}
+
+static qc_status read_scales(qc_weight_reader *r, const qc_stored_weight *w, uint64_t first,
+                             uint64_t n, const float **out, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &r->model->tensors[w->absmax];
+    const uint64_t each = qc_dtype_bits(t->dtype) / 8;
+    uint64_t overflow = 0;
+    if (w->nested_absmax != UINT32_MAX)
+        return read_nested(r, w, first, n, out, err);
+    QC_TRY(room(&r->raw, n, each, err));
+    QC_TRY(room(&r->numbers, n, sizeof(float), err));
+    QC_TRY(qc_checkpoint_read(r->model, r->scales, t, first * each, r->raw.data, (size_t)(n * each),
+                              err));
+    r->ops->cast(r->raw.data, t->dtype, n, r->numbers.data, QC_DTYPE_F32, &overflow);
+    *out = r->numbers.data;
+    return QC_OK;
+}
+
+static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uint64_t first,
+                             uint64_t n, const float **out, qc_error *err)
+{
+    const qc_stored_weight *w = s->stored;
+    const uint64_t cols = w->ndim && w->dims[w->ndim - 1] ? w->dims[w->ndim - 1] : 1;
+    const uint64_t per_scale = qc_scheme_elems_per_scale(w->stored_as, cols, w->block_elems);
+    const uint64_t skip = first % per_scale, count = skip + n;
+    const float *scales = NULL;
+    uint64_t overflow = 0;
+    float map[16];
+    qc_form form = qc_scheme_form(w->stored_as, cols, w->block_elems, 0);
+    if ((first - skip) * form.ops->bits % 8 != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s': a block of %" PRIu64 " codes does not begin with a byte",
+                r->model->tensors[s->tensor].name, per_scale);
+    QC_TRY(read_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
+    if (w->quant_map != UINT32_MAX) {
+        QC_TRY(qc_checkpoint_read(r->model, r->scales, &r->model->tensors[w->quant_map], 0, map,
+                                  sizeof map, err));
+        form.code_map = map;
+    }
+    const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
+    QC_TRY(room(&r->raw, bytes, 1, err));
+    QC_TRY(room(&r->made, count, sizeof(float), err));
+    QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
+                              qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
+                              (size_t)bytes, err));
+    form.ops->dequantize(r->ops, &form, r->raw.data, scales, count, r->made.data, QC_DTYPE_F32,
+                         &overflow);
+    *out = (const float *)r->made.data + skip;
+    return QC_OK;
+}
+
+/* ---- reading ---- */
+
+static qc_status refuse_range(const qc_weight_reader *r, const qc_weight_source *w, uint64_t index,
+                              qc_dtype dtype, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_RANGE, "tensor '%s': element %" PRIu64 " is too large for %s",
+            r->model->tensors[w->tensor].name, index, qc_dtype_name(dtype));
+}
+
+/* Reads elements [first, first + n) in the order in which they lie, whole rows of the last
+ * dimension, as floats. */
+static qc_status read_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                             uint64_t n, const float **out, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &r->model->tensors[w->tensor];
+    const uint64_t each = qc_dtype_bits(t->dtype) / 8;
+    uint64_t overflow = UINT64_MAX;
+    QC_TRY(qc_check_interrupted(err));
+    if (w->stored)
+        return read_stored(r, w, first, n, out, err);
+    QC_TRY(room(&r->made, n, sizeof(float), err));
+    *out = r->made.data;
+    if (w->coded)
+        return qc_coded_read(r->model, r->codes, r->ops, t, w->coded, &r->coded, first, n,
+                             r->made.data, err);
+    QC_TRY(room(&r->raw, n, each, err));
+    QC_TRY(qc_checkpoint_read(r->model, r->codes, t, first * each, r->raw.data, (size_t)(n * each),
+                              err));
+    r->ops->cast(r->raw.data, t->dtype, n, r->made.data, QC_DTYPE_F32, &overflow);
+    return overflow == UINT64_MAX ? QC_OK : refuse_range(r, w, first + overflow, QC_DTYPE_F32, err);
+}
+
+/* Reads elements [first, first + n), which are whole rows of the last dimension, as they lie. */
+static qc_status read_straight(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                               uint64_t n, unsigned char *out, qc_dtype dtype, qc_error *err)
+{
+    const uint64_t row = w->ndim ? w->dims[w->ndim - 1] : 1, each = qc_dtype_bits(dtype) / 8;
+    const uint64_t step = row < STEP_ELEMS ? STEP_ELEMS - STEP_ELEMS % row : row;
+    for (uint64_t at = 0; at < n; at += step) {
+        const uint64_t count = qc_min_u64(step, n - at);
+        const float *values = NULL;
+        uint64_t overflow = UINT64_MAX;
+        QC_TRY(read_floats(r, w, first + at, count, &values, err));
+        r->ops->cast(values, QC_DTYPE_F32, count, out + at * each, dtype, &overflow);
+        if (overflow != UINT64_MAX)
+            return refuse_range(r, w, first + at + overflow, dtype, err);
+    }
+    return QC_OK;
+}
+
+/* Reads rows [first, first + rows) of turned matrix number `matrix`, which lies as [wide, deep] and
+ * is read as [deep, wide]. */
+static qc_status read_turned(qc_weight_reader *r, const qc_weight_source *w, uint64_t matrix,
+                             uint64_t first, uint64_t rows, unsigned char *out, qc_dtype dtype,
+                             qc_error *err)
+{
+    const uint64_t wide = w->dims[w->ndim - 1], deep = w->dims[w->ndim - 2];
+    const uint64_t each = qc_dtype_bits(dtype) / 8, fit = STEP_ELEMS / deep;
+    const uint64_t step = fit < 1 ? 1 : qc_min_u64(fit, STRIP_ROWS);
+    float strip[STRIP_ROWS];
+    for (uint64_t at = 0; at < wide; at += step) {
+        const uint64_t count = qc_min_u64(step, wide - at);
+        const float *values = NULL;
+        uint64_t overflow = UINT64_MAX;
+        QC_TRY(read_floats(r, w, (matrix * wide + at) * deep, count * deep, &values, err));
+        for (uint64_t i = 0; i < rows; i++) {
+            for (uint64_t k = 0; k < count; k++)
+                strip[k] = values[k * deep + first + i];
+            r->ops->cast(strip, QC_DTYPE_F32, count, out + (i * wide + at) * each, dtype,
+                         &overflow);
+            if (overflow != UINT64_MAX)
+                return refuse_range(r, w, (first + i) * wide + at + overflow, dtype, err);
+        }
+    }
+    return QC_OK;
+}
+
+qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                         uint64_t count, void *out, qc_dtype dtype, qc_error *err)
+{
+    const uint64_t most = w->ndim ? w->dims[0] : 1, each = qc_dtype_bits(dtype) / 8;
+    if (dtype != QC_DTYPE_F32 && dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "tensor '%s' cannot be read in this dtype; expected F32, F16 or BF16",
+                r->model->tensors[w->tensor].name);
+    if (first > most || count > most - first)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "tensor '%s': %" PRIu64 " rows from %" PRIu64 " on were asked for, and it has "
+                "%" PRIu64,
+                r->model->tensors[w->tensor].name, count, first, most);
+    if (count == 0 || w->elems == 0)
+        return QC_OK;
+    const uint64_t inner = w->elems / most;
+    if (!w->turned)
+        return read_straight(r, w, first * inner, count * inner, out, dtype, err);
+    if (w->ndim == 2)
+        return read_turned(r, w, 0, first, count, out, dtype, err);
+    const uint64_t deep = w->dims[w->ndim - 2], matrix = deep * w->dims[w->ndim - 1];
+    for (uint64_t i = 0; i < count * inner / matrix; i++)
+        QC_TRY(read_turned(r, w, first * inner / matrix + i, 0, deep,
+                           (unsigned char *)out + i * matrix * each, dtype, err));
+    return QC_OK;
+}

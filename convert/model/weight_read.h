@@ -1,0 +1,48 @@
+/* Reads a tensor of a checkpoint as its values, whatever they are stored as: floats, bitsandbytes'
+ * and qconv's codes (recipe_stored.h), FP8, MXFP4 or integers with scales (recipe_coded.h). The
+ * values are those that a conversion to the same dtype writes. */
+#ifndef QC_CONVERT_WEIGHT_READ_H
+#define QC_CONVERT_WEIGHT_READ_H
+
+#include "convert/model/coded_read.h"
+#include "convert/model/recipe.h"
+
+/* A weight and how it is read. Fill it with qc_weight_source_of. */
+typedef struct {
+    uint32_t tensor; /* of its codes or floats */
+    const qc_stored_weight *stored;
+    const qc_coded_weight *coded;
+    int turned; /* the last two dimensions are read the other way round than they lie */
+    unsigned ndim;
+    uint64_t dims[QC_MAX_DIMS]; /* as it is read */
+    uint64_t elems;
+} qc_weight_source;
+
+typedef struct {
+    const qc_checkpoint *model;
+    const qc_quant_ops *ops;
+    qc_st_cursor *codes, *scales; /* two, so that a frame of codes stays decoded */
+    qc_coded_scratch coded;
+    qc_packed_buffer raw, nested, numbers, made;
+} qc_weight_reader;
+
+/* At most one of stored and coded is not NULL; both are NULL for a tensor of floats. turned: see
+ * above (qc_recipe_entry's transpose). QC_ERR_SHAPE where it has fewer than two dimensions and
+ * turned is set, QC_ERR_UNSUPPORTED where its values are no floats. */
+QC_NODISCARD qc_status qc_weight_source_of(qc_weight_source *out, const qc_checkpoint *model,
+                                           uint32_t tensor, const qc_stored_weight *stored,
+                                           const qc_coded_weight *coded, int turned, qc_error *err);
+
+/* A reader serves one thread at a time. It is as large as a step of one row or 1 MiB takes. */
+QC_NODISCARD qc_status qc_weight_reader_open(qc_weight_reader *out, const qc_checkpoint *model,
+                                             qc_error *err);
+void qc_weight_reader_close(qc_weight_reader *r); /* accepts a struct of zeros */
+
+/* Reads [first, first + count) of the first of w's dimensions to out, in F32, F16 or BF16, without
+ * gaps; of a scalar, first is 0 and count 1. QC_ERR_RANGE where a value is too large for the
+ * dtype, QC_ERR_INTERRUPTED. */
+QC_NODISCARD qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_source *w,
+                                      uint64_t first, uint64_t count, void *out, qc_dtype dtype,
+                                      qc_error *err);
+
+#endif
