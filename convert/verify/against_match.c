@@ -4,8 +4,8 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/expert_split.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_tables.h"
-#include "convert/model/sibling.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
