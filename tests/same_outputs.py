@@ -26,7 +26,7 @@ import make_checkpoint  # noqa: E402
 
 DATA = os.path.join(HERE, "data")
 KJV = os.path.join(DATA, "kjv-llama")
-COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "eval", "hardware")
+COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "hardware")
 # What differs from run to run or from machine to machine, and what stands for it.
 VARYING = [
     (re.compile(r"(?m)^qconv: \w+ +\d+%.*\n"), ""),  # progress, which a busy machine shows more of
@@ -95,8 +95,6 @@ def matrix(names):
                                             "--calibration-tokens", "2048", "kjv"])
     yield from converted("kjv-calibrated-int8", ["--to", "int8", "--calibrate", "heldout.txt",
                                                  "--calibration-tokens", "2048", "kjv"])
-    yield "eval", ["eval", "--json", "--max-tokens", "2048", "--text", "heldout.txt", "--against", "kjv",
-                   "out-kjv-nf4"]
     yield "validate", ["validate", "--json", "--device", "cpu", "out-kjv-nf4", "--against", "kjv"]
 
 

@@ -156,7 +156,7 @@ static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const q
     QC_TRY(qc_integers_name(&name, m->a->arena, w, m->err));
     QC_FAIL(m->err, QC_ERR_UNSUPPORTED,
             "%s: tensor '%s' is %s %s, which qconv does not compare with the weights it was made "
-            "from; 'qconv eval --against' compares what the two models compute",
+            "from; 'python -m qconv eval --against' compares what the two models compute",
             m->a->output->path, to->name, name, why);
 }
 

@@ -235,29 +235,3 @@ class ValidateOptions(TypedDict, total=False):
     tolerance: float
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]
-
-
-class EvalOptions(TypedDict, total=False):
-    """Options of `qconv eval`."""
-    # merge a low-rank adapter of peft's into MODEL first; may be repeated
-    lora: Union[StrPath, Sequence[StrPath]]
-    # what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2 (default: auto)
-    device: Values
-    # the checkpoint that OUT was made from
-    against: StrPath
-    # the text to read, or a FILE.ids with token ids, one sequence per line
-    text: StrPath
-    # a tokenizer.json, or a directory that has one (default: the model's own)
-    tokenizer: StrPath
-    # states of images that the text's sequences see (Llama 3.2 Vision)
-    image_states: StrPath
-    # length in tokens of the windows that the text is cut into (default: 2048, or the model's limit)
-    context: Union[int, str]
-    # read at most this many tokens of the text (default: all)
-    max_tokens: Union[int, str]
-    # end with exit code 4 if the mean KL divergence is larger
-    max_kl: float
-    # the same for an encoder: the mean distance of hidden states
-    max_distance: float
-    # how many threads work, 1 to 1024 (default: one per processor)
-    threads: Union[int, str]

@@ -48,7 +48,7 @@ class Options(OutputCase):
             with self.subTest(args=args):
                 self.usage(*args, MODEL, "o", has=has)
                 self.assert_nothing("o")
-        for command in ("plan", "verify", "eval"):
+        for command in ("plan", "verify"):
             r = self.run_qconv(command, "--calibrate", "t", MODEL)
             self.assertEqual(r.returncode, 2)
             self.assertIn(b"--calibrate is not an option of", r.stderr)

@@ -560,16 +560,6 @@ class Models(OutputCase):
         self.write("t.ids", "\n".join(" ".join(str(rng.randrange(96)) for _ in range(64))
                                       for _ in range(10)))
 
-    def test_eval(self):
-        for kind in self.FORMS:
-            self.models(kind)
-            found = [json.loads(self.ok("eval", "--json", "-q", m, "--text", "t.ids"))["perplexity"]
-                     for m in ("packed", "plain")]
-            self.assertEqual(*found, kind)
-            pair = json.loads(self.ok("eval", "--json", "-q", "packed", "--against", "plain",
-                                      "--text", "t.ids"))
-            self.assertEqual((pair["kl_mean"], pair["top1"]), (0, 1), pair)
-
     @unittest.skipIf(SANITIZED, "long, and unit_error_feedback has it")
     def test_calibrated(self):
         for kind in ("gptq", "pack"):
