@@ -172,7 +172,7 @@ class Files:
 
 # What the zoo's checks of other formats leave out, and a stream computes too.
 STREAMED = TYPES | {name: {} for name in """qwen3_next qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text bamba falcon_h1
-    falcon_mamba granitemoehybrid nemotron_h recurrent_gemma arcee apertus glm4_moe_lite ernie4_5_moe t5gemma
+    falcon_mamba granitemoehybrid recurrent_gemma arcee apertus glm4_moe_lite ernie4_5_moe t5gemma
     switch_transformers longt5 umt5 led helium persimmon xglm biogpt xlnet roformer rembert megatron-bert nystromformer
     ernie splinter blenderbot plbart olmo3 flex_olmo minimax_m2 llama4_text seed_oss""".split()} | {
     "glm4_moe_lite": {"num_key_value_heads": 4},
