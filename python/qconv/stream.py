@@ -234,9 +234,9 @@ class Stream:
     Visit and Gradient. folder: hidden states lie in files there instead of memory (their names are gone at once; the
     files with the last tensor that uses them); the model's own computation between layers is then on the CPU.
 
-    Attributes: `model`; `layers`, the module path of each layer in the order of modules; `names`, the state dict names
-    of each layer; `loader`; `replace`, checkpoint tensors that layers are made of instead of the source's (Loader.load);
-    `loads`, how many times a layer was read; `reads`, bytes of checkpoint tensors read.
+    Attributes: `model`; `layers`, the module path of each layer in the order of modules; `names`, the state dict
+    names of each layer; `loader`; `replace`, checkpoint tensors that layers are made of instead of the source's
+    (Loader.load); `loads`, how many times a layer was read; `reads`, bytes of checkpoint tensors read.
 
     Raises InputError where no layers are found, or where tensors of `source` and weights of the model do not match.
     """

@@ -136,7 +136,7 @@ def compare(name, gradient=True):
 # Types whose gradients the tests look at too: about a third.
 GRADIENTS = set("""llama gemma2 gemma3 gpt2 gpt_neox bloom phi3 gpt_oss mamba bert albert t5 bart whisper vit llava
     paligemma mixtral qwen3_moe deepseek_v3 jamba falcon qwen2_5_vl mllama qwen3_next qwen3_5 qwen3_5_moe gemma3n_text
-    gemma4_text zamba2 llama4_text nemotron_h""".split())
+    gemma4_text zamba2 llama4_text""".split())
 
 
 class Types(unittest.TestCase):
