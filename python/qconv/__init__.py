@@ -6,8 +6,9 @@
     qconv.verify("out/", against="model/")
     model = qconv.load("out/")      # a transformers model on the planned devices
 
-`load` reads an output with libqconv, and `calibrate` converts with codes and scales that are chosen by what a text does in
-the model; both take torch and transformers (docs/python.md). Every other function runs the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
+`load` reads an output with libqconv, `calibrate` converts with codes and scales that are chosen by what a text does in
+the model, and `evaluate` measures what quantizing has cost; they take torch and transformers (docs/python.md). Every
+other function runs the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
 underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is several values.
 `python -m qconv COMMAND --help` explains them. What comes back is the object of `--json` (qconv.results). Where
 the program ends with an exit code other than 0 there is a qconv.Error with its one sentence; its warnings are
@@ -27,6 +28,7 @@ from ._register import register as _register
 from .calibrate import calibrate
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
+from .evaluate import evaluate
 from .from_torch import from_torch
 from .load import load
 from .report import Report, report
@@ -38,17 +40,19 @@ from .training import plan_training
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._options import (ConvertOptions, EvalOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
+    from ._options import (ConvertOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
                            ValidateOptions)
 
 __all__ = ["Answer", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun",
            "Error", "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Pipeline", "Plan", "PlanDevice",
            "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Report", "Result", "RunError",
            "SchemeTotals", "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
-           "Verification", "calibrate", "call", "convert", "cuda_library", "dry_run", "eval", "from_torch", "hardware",
+           "Verification", "calibrate", "call", "convert", "cuda_library", "dry_run", "eval", "evaluate", "from_torch", "hardware",
            "inspect", "load", "plan", "plan_training", "report", "unpack", "validate", "verify", "version"]
 
 _register()
+
+eval = evaluate
 
 ProgressWish = Union[None, bool, ProgressCallback]
 
@@ -140,15 +144,6 @@ def validate(out: StrPath, *, progress: ProgressWish = None, **options: Unpack[V
     Errors are relative to what they are errors of; times are seconds, and there are none without a GPU. Raises
     CheckError, with the whole result, if a layer is worse than `max_error` or `baseline` allow."""
     return answer(Validation, "validate", [out], options, progress)
-
-
-def eval(out: StrPath, *, progress: ProgressWish = None, **options: Unpack[EvalOptions]) -> Evaluation:
-    """Measures the perplexity of a language model over the file `text`, and with `against` the KL divergence in nats;
-    of an encoder, how far its hidden states are from those of `against`.
-
-    Raises CheckError, with the whole result, if the mean KL divergence is above `max_kl`, or that distance above
-    `max_distance`; InputError for a model that is not computed (docs/models.md)."""
-    return answer(Evaluation, "eval", [out], options, progress)
 
 
 def hardware(**options: Unpack[HardwareOptions]) -> Hardware:

@@ -12,7 +12,7 @@ from typing import Iterator, List, NoReturn, Optional, Sequence
 from .errors import Error, QconvWarning, UsageError
 
 # The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
-MODULES = {"calibrate": "calibrate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
+MODULES = {"calibrate": "calibrate", "eval": "evaluate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
 # Commands of the program that the package does for each part of a pipeline of diffusers.
 OF_PIPELINES = ("convert", "verify", "unpack")
 

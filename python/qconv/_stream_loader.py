@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from .errors import InputError
+from .errors import InputError, QconvWarning
 
 Device = Union[str, torch.device]
 Value = Callable[[str, Optional[torch.dtype]], torch.Tensor]
@@ -28,6 +29,13 @@ class Source(Protocol):
     def dtype(self, name: str) -> str: ...
 
     def read(self, name: str, dtype: Optional[torch.dtype] = None) -> torch.Tensor: ...
+
+
+def _is_in(name: str, path: str) -> bool:
+    """Is a tensor's name that of a member of a list of modules? Either may have a prefix that the other has not."""
+    parts = name.split(".")
+    before = [".".join(parts[:i]) for i, part in enumerate(parts) if i and part.isdigit()]
+    return any(p == path or p.endswith("." + path) or path.endswith("." + p) for p in before)
 
 
 @dataclass(frozen=True)
@@ -140,15 +148,15 @@ class Loader:
         if missing:
             raise InputError("the checkpoint has no weights for %s, which %s of transformers %s needs"
                              % (listed(missing), kind, transformers.__version__))
-        if left_over:
+        lists = [path for path, module in self.model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+        heads = [name for name in left_over if not any(_is_in(name, path) for path in lists)]
+        layers = [name for name in left_over if name not in heads]
+        if layers:
             raise InputError("the checkpoint has weights that %s of transformers %s does not use: %s"
-                             % (kind, transformers.__version__, listed(left_over)))
-        for group in self.found.values():
-            for name, shape in group.shapes.items():
-                if name in self.meta and shape != tuple(self.meta[name].shape):
-                    raise InputError("the checkpoint's %s makes %s of %s, and %s of transformers %s needs %s"
-                                     % (group.tensors[0][0], name, list(shape), kind, transformers.__version__,
-                                        list(self.meta[name].shape)))
+                             % (kind, transformers.__version__, listed(layers)))
+        if heads:
+            warnings.warn("%s of transformers %s does not use the checkpoint's %s" % (
+                kind, transformers.__version__, listed(heads)), QconvWarning, stacklevel=2)
 
     def _key(self, name: str) -> Optional[str]:
         """`name`, or the name of the same parameter that the checkpoint has weights for."""

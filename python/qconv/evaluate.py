@@ -1,4 +1,4 @@
-"""qconv.eval and `python -m qconv eval`: what quantizing has cost a model's predictions on a text.
+"""qconv.evaluate and `python -m qconv eval`: what quantizing has cost a model's predictions on a text.
 
 Both models pass over the whole text once, one layer in memory at a time (stream.py); then their heads answer a few
 windows at a time, side by side. What is computed of the logits, and how, is in docs/eval.md."""
@@ -65,6 +65,7 @@ def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, 
     run = _Evaluation(out, against, bars or (progress if callable(progress) else None), dtype, trust_remote_code)
     try:
         run.open(text, tokenizer, inputs, context, max_tokens, device, threads)
+        run.check_limits(max_kl, max_distance)
         result = run.result(None if dry_run else run.figures())
     finally:
         run.close()
@@ -110,8 +111,7 @@ class _Evaluation:
         for path in self.paths:
             own = _config_of(path, self.trust)
             vocabularies.append(getattr(own.get_text_config(), "vocab_size", None))
-            model = build(path, dtype=getattr(torch, self.dtype), trust_remote_code=self.trust,
-                          kind=_bare(own) if self.encoder else None)
+            model = build(path, dtype=getattr(torch, self.dtype), trust_remote_code=self.trust)
             self.values.append(Values(path))
             self.streams.append(Stream(model, self.values[-1], rows=max(1, SLICE_TOKENS // w.longest),
                                        devices=devices, visit=self._visit))
@@ -147,6 +147,15 @@ class _Evaluation:
         if self.progress:
             total = sum(len(s.layers) for s in self.streams) + 1
             self.progress(Progress("evaluating", min(self.done, total), total, "layers"))
+
+    def check_limits(self, max_kl: Optional[float], max_distance: Optional[float]) -> None:
+        for option, limit, other in (("--max-kl", max_kl, self.encoder), ("--max-distance", max_distance, not self.encoder)):
+            if limit is not None and len(self.paths) == 1:
+                raise UsageError("%s needs --against MODEL" % option)
+            if limit is not None and other:
+                raise UsageError("%s does not go with %s, which is %s; expected %s" % (
+                    option, self.paths[0], "an encoder" if self.encoder else "no encoder",
+                    "--max-distance" if self.encoder else "--max-kl"))
 
     # ---- the figures ----
 
@@ -187,7 +196,7 @@ class _Evaluation:
         """[hidden states of each model [tokens, hidden] of one window]."""
         import torch
         for rows in self._rows():
-            states = [b.head(rows).last_hidden_state for b in bodies]
+            states = [b.states(rows).last_hidden_state for b in bodies]
             for i, mask in enumerate(self.masks[-1][rows]):
                 yield [s[i][mask.to(s.device)].to(torch.float64) for s in states]
 
@@ -206,13 +215,7 @@ class _Evaluation:
         for what, limit, value, option in (("KL divergence", max_kl, r.kl_mean, "--max-kl"),
                                            ("distance of hidden states", max_distance, r.distance_mean,
                                             "--max-distance")):
-            if limit is None:
-                continue
-            if value is None:
-                raise UsageError("%s needs %s" % (option, "--against MODEL" if r.against is None else
-                                                  "another kind of model: %s is %s encoder" % (
-                                                      r.path, "an" if self.encoder else "no")))
-            if value > limit:
+            if limit is not None and value is not None and value > limit:
                 raise CheckError("%s: the mean %s to %s is %.5g, above %s %g, over %s" % (
                     r.path, what, r.against, value, option, limit, r.text), r)
 
@@ -243,16 +246,6 @@ def _config_of(path: str, trust_remote_code: bool) -> Any:
 
     from ._loading import config_of
     return config_of(Path(path), {"trust_remote_code": trust_remote_code})
-
-
-def _bare(config: Any) -> Any:
-    """The class of transformers without a head."""
-    from transformers.models.auto import modeling_auto
-    try:
-        kind = modeling_auto.MODEL_MAPPING[type(config)]
-    except KeyError:
-        raise InputError("transformers has no plain model of the type %s" % config.model_type) from None
-    return kind[0] if isinstance(kind, (list, tuple)) else kind
 
 
 # ---- statistics ---------------------------------------------------------------------------------

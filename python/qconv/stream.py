@@ -139,8 +139,9 @@ class Body:
         stream.batch = self.batch
         cuts: Dict[str, Callable[..., Any]] = {}
         base = self.model.base_model
+        self.base: Optional[str] = None
         if base is not self.model:
-            path = next(name for name, module in self.model.named_modules() if module is base)
+            self.base = path = next(name for name, module in self.model.named_modules() if module is base)
             cuts[path] = self._keep(path, base.forward, True)
         for path in sorted({path.rpartition(".")[0].rpartition(".")[0] for path in stream.layers}, key=len):
             module = self.model.get_submodule(path)
@@ -194,6 +195,14 @@ class Body:
         self.stream.batch = piece.stop - piece.start
         with instead(self.model, {path: partial(self._given, path) for path in self.flat}):
             return self.model(**{key: cut(value) for key, value in self.inputs.items()})
+
+    def states(self, piece: slice) -> Any:
+        """What the base model returned, for the rows of `piece`: with last_hidden_state, whatever head there is."""
+        if self.base is None:
+            return self.head(piece)
+        leaves, tree = self.flat[self.base]
+        return tree_unflatten([leaf[piece] if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == self.batch
+                               else leaf for leaf in leaves], tree)
 
     def _given(self, path: str, *_: Any, **__: Any) -> Any:
         return tree_unflatten(self.leaves[path], self.flat[path][1])
