@@ -3,8 +3,6 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/clock.h"
-#include "quant/second_moments.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -13,9 +11,6 @@
  * because of the search of scales (docs/theory/calibration.md has figures). */
 #define FACTOR_SLOWER 1.8
 #define WEIGHT_SLOWER 2.5
-
-#define MEASURE_NS   100000000u
-#define MEASURE_COLS 768u
 
 typedef struct {
     qc_calibrate_engine base;
@@ -46,54 +41,12 @@ static void close(qc_calibrate_engine *e)
 
 /* ---- speed and room ---- */
 
-/* The inputs of the products that are timed, and room for their moments. */
-typedef struct {
-    const qc_calibrator *k;
-    float *x;
-    double *h;
-} timed;
-
-static qc_status add_moments(const timed *t, qc_error *err)
-{
-    return qc_moments_add(t->k->blas, t->k->threads, t->h, NULL, MEASURE_COLS, t->x, MEASURE_COLS,
-                          NULL, 0, QC_MOMENT_TOKENS, err);
-}
-
-/* The seconds of an operation. The first run is not timed: it touches the pages and starts the
- * library. */
-static qc_status time_moments(double *out, const timed *t, qc_error *err)
-{
-    double flops = 0;
-    QC_TRY(add_moments(t, err));
-    uint64_t start = qc_clock_ns();
-    do {
-        QC_TRY(add_moments(t, err));
-        flops += qc_moments_flops(QC_MOMENT_TOKENS, MEASURE_COLS, 0);
-    } while (qc_clock_ns() - start < MEASURE_NS);
-    *out = (double)(qc_clock_ns() - start) * 1e-9 / flops;
-    return QC_OK;
-}
-
-static qc_status measure_all(timed *t, qc_calibrate_speed *out, qc_error *err)
-{
-    const size_t n = (size_t)QC_MOMENT_TOKENS * MEASURE_COLS;
-    QC_TRY(qc_malloc_aligned(&t->x, 64, n * sizeof *t->x, err));
-    QC_TRY(qc_calibrate_square(&t->h, MEASURE_COLS, err));
-    for (size_t i = 0; i < n; i++)
-        t->x[i] = (float)(i % 97) / 97.0f - 0.5f;
-    QC_TRY(time_moments(&out->single, t, err));
-    out->dual = out->single;
-    return QC_OK;
-}
-
 static qc_status measure(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err)
 {
-    timed t = {.k = e->k};
     *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER, .weight_slower = WEIGHT_SLOWER};
-    qc_status st = measure_all(&t, out, err);
-    qc_free(t.x);
-    qc_free(t.h);
-    return st;
+    QC_TRY(qc_blas_speed(&out->single, e->k->blas, e->k->threads, err));
+    out->dual = out->single;
+    return QC_OK;
 }
 
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
