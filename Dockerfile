@@ -15,7 +15,7 @@ ARG RUN_ON=debian:bookworm-slim
 FROM ${BUILD_ON} AS build
 ARG CUDA=OFF
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev cmake ninja-build pkg-config \
-        libzstd-dev libxxhash-dev libpcre2-dev libutf8proc-dev python3-pip python3-venv
+        libzstd-dev libxxhash-dev python3-pip python3-venv
 COPY . /source
 RUN python3 -m venv /tools && \
     /tools/bin/pip wheel --no-deps -w /dist --config-settings=cmake.define.QCONV_CUDA=${CUDA} /source

@@ -22,7 +22,6 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
 packages=(libzstd-dev libzstd1 libxxhash-dev libxxhash0 libcmocka-dev
-    libpcre2-dev libpcre2-8-0 libpcre2-16-0 libpcre2-32-0 libpcre2-posix3 libutf8proc-dev libutf8proc2
     libopenblas0-pthread libgfortran5 libquadmath0 libcmocka0 pkg-config pkgconf pkgconf-bin libpkgconf3 ninja-build)
 
 usage() {
@@ -81,8 +80,7 @@ unpack() {
 
 have() {
     command -v pkg-config >/dev/null &&
-        pkg-config --exists 'libzstd >= 1.4.8' 'libxxhash >= 0.8.1' \
-            'libpcre2-8 >= 10.36' 'libutf8proc >= 2.5' cmocka
+        pkg-config --exists 'libzstd >= 1.4.8' 'libxxhash >= 0.8.1' cmocka
 }
 
 QC_RUN_DEBS=${QC_RUN_DEBS-}

@@ -19,5 +19,9 @@ typedef struct qc_blas qc_blas;
 QC_NODISCARD qc_status qc_blas_open(const qc_blas **out, qc_error *err);
 /* Returns the library's description of itself: "OpenBLAS 0.3.21 ... SkylakeX". */
 const char *qc_blas_name(const qc_blas *b);
+/* Measures the seconds of one operation of a product of floats with so many threads, in a tenth of
+ * a second. QC_ERR_INTERRUPTED. */
+QC_NODISCARD qc_status qc_blas_speed(double *out, const qc_blas *b, unsigned threads,
+                                     qc_error *err);
 
 #endif

@@ -362,9 +362,3 @@ double qc_feedback_open_flops(uint64_t n, int cross)
     const double cube = (double)n * (double)n * (double)n;
     return cube / 3.0 + (cross ? 2.0 * cube : 0.0);
 }
-
-double qc_moments_flops(uint64_t tokens, uint64_t n, int cross)
-{
-    const double dn = (double)n;
-    return (double)tokens * dn * ((dn + 1.0) + (cross ? 2.0 * dn : 0.0));
-}

@@ -132,6 +132,5 @@ uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads, u
 double qc_feedback_open_flops(uint64_t n, int cross);
 double qc_feedback_weight_flops(uint64_t rows, uint64_t n, int cross,
                                 const qc_feedback_options *options, uint64_t block);
-double qc_moments_flops(uint64_t tokens, uint64_t n, int cross);
 
 #endif

@@ -26,10 +26,8 @@ LAYERS = {
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
     {"output", "term"},
-    {"adapter", "device", "model", "tokenizer"},
-    {"family", "hardware", "known", "library", "plan", "validate"},
-    {"forward"},
-    {"backward"},
+    {"adapter", "device", "model"},
+    {"hardware", "known", "library", "plan", "validate"},
     {"calibrate", "fit"},
     {"gpu", "pipeline"},
     {"run"},
@@ -38,7 +36,7 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The budget: lines of the product, which is the C and CUDA of all layers (CONTRIBUTING.md says when it changes).
-MAX_PRODUCT_LINES = 108161
+MAX_PRODUCT_LINES = 94155
 MAX_ROOM_FILES = 40
 MAX_LINES = 800
 MAX_COLUMNS = 100

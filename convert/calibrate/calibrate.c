@@ -1,42 +1,20 @@
 #include "convert/calibrate/calibrate.h"
 
 #include "base/clock.h"
-#include "base/text.h"
 #include "convert/calibrate/calibrate_costs.h"
 #include "convert/calibrate/calibrate_door.h"
 #include "convert/calibrate/calibrate_engine.h"
-#include "convert/calibrate/calibration_text.h"
-#include "convert/forward/forward.h"
-#include "convert/forward/token_text.h"
 #include "convert/term/console.h"
 #include "formats/digest.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* The version of what is computed. It goes up by one when the same text gives other codes. */
+/* The version of what is computed. It goes up by one when the same moments give other
+ * codes. */
 #define METHOD 3
 
 /* ---- what results depend on ---- */
-
-static qc_status text_digest(const qc_plan *plan, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
-{
-    const char *images = plan->call->image_states;
-    qc_digest d[2];
-    qc_strbuf text;
-    qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
-    qc_status st = qc_calibrate_text(plan->options, &text, err);
-    if (st == QC_OK)
-        d[0] = qc_digest_bytes(text.data ? text.data : "", text.len);
-    qc_strbuf_deinit(&text);
-    QC_TRY(st);
-    if (images) {
-        QC_TRY(qc_digest_file(&d[1], images, err));
-        d[0] = qc_digest_root(d, 2);
-    }
-    qc_digest_hex(&d[0], out);
-    return QC_OK;
-}
 
 /* Makes a digest of what the other side of a door says that its results depend on. */
 static void door_digest(const qc_door *door, char out[QC_DIGEST_HEX_BYTES])
@@ -69,8 +47,6 @@ static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX
     return st;
 }
 
-/* Only the path of a tokenizer that the user names counts here: a model's own is part of the
- * conversion's identity already. */
 qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;
@@ -80,35 +56,16 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     if (c->door)
         door_digest(c->door, digest);
     else
-        QC_TRY(c->text ? text_digest(plan, digest, err) : moments_digest(o, digest, err));
+        QC_TRY(moments_digest(o, digest, err));
     if (!plan->calibrates_on)
         QC_TRY(qc_blas_open(&blas, err));
-    const qc_call *call = plan->call;
-    return qc_arena_printf(call->arena, out, err,
-                           "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
-                           " damping=%a sided=%u tokenizer=%s computed by=%s",
-                           METHOD,
-                           c->door   ? "door"
-                           : c->text ? "text"
-                                     : "moments",
-                           digest, c->text && qc_ends_with(c->text, ".ids"), c->max_tokens,
-                           c->context, c->damping, c->sided, call->tokenizer ? call->tokenizer : "",
+    return qc_arena_printf(plan->call->arena, out, err,
+                           "method=%d %s=%s damping=%a sided=%u computed by=%s", METHOD,
+                           c->door ? "door" : "moments", digest, c->damping, c->sided,
                            blas ? qc_blas_name(blas) : plan->calibrates_on->name);
 }
 
 /* ---- on what ---- */
-
-/* The CPU takes a text through a model, also where GPUs are wished for. */
-static qc_status tell_cpu(const qc_call *call, qc_error *err)
-{
-    qc_device_wish w;
-    QC_TRY(qc_device_wish_read(&w, call->run_device, err));
-    if (w.kind == QC_WISH_CUDA)
-        qc_console_detail(call, 0,
-                          "calibrating on the CPU: a GPU calibrates with --hessians only, and "
-                          "quantizes what is not calibrated");
-    return QC_OK;
-}
 
 qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
 {
@@ -118,8 +75,6 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
     plan->calibrates_on = NULL;
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
-    if (plan->options->calibrate.text)
-        return tell_cpu(call, err);
     QC_TRY(qc_arena_alloc(call->arena, &d, 1, sizeof *d, err));
     QC_TRY(qc_devices_choose(&d->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(plan),
                              call->arena, err));
@@ -142,7 +97,6 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
 
 static qc_status run(qc_calibrator *k, qc_error *err)
 {
-    const qc_calibrate_options *c = &k->o->calibrate;
     QC_TRY(qc_isa_select(&k->isa, err));
     k->ops = qc_quant_ops_for(k->isa);
     if (!k->devices)
@@ -154,17 +108,9 @@ static qc_status run(qc_calibrator *k, qc_error *err)
         qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
     else
         qc_console_detail(k->plan->call, 1, "matrix products by %s", qc_blas_name(k->blas));
-    QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
-    k->source.checkpoint = k->plan->model;
-    k->source.ops = k->ops;
     QC_TRY(qc_weight_reader_open(&k->reader, k->plan->model, err));
-    if (c->text)
-        QC_TRY(text_digest(k->plan, k->r->text_digest, err));
-    if (k->plan->call->image_states)
-        QC_TRY(qc_image_states_open(&k->images, k->plan->call->image_states, k->isa, err));
-    if (c->door)
-        return qc_calibrate_from_door(k, err);
-    return c->text ? qc_calibrate_model(k, err) : qc_calibrate_from_hessians(k, err);
+    return k->o->calibrate.door ? qc_calibrate_from_door(k, err)
+                                : qc_calibrate_from_hessians(k, err);
 }
 
 static qc_calibrator calibrator_of(const qc_plan *plan, qc_calibrate_report *r)
@@ -181,9 +127,7 @@ static qc_status run_and_close(qc_calibrator *k, qc_error *err)
     qc_arena_init(&k->arena);
     qc_status st = run(k, err);
     qc_calibrate_engine_destroy(k->engine);
-    qc_image_states_close(k->images);
     qc_progress_destroy(k->progress);
-    qc_st_cursor_destroy(k->source.cursor);
     qc_weight_reader_close(&k->reader);
     qc_arena_deinit(&k->arena);
     return st;
@@ -202,11 +146,7 @@ qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan
 void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan)
 {
     const qc_calibrate_options *c = &plan->options->calibrate;
-    *out = (qc_calibrate_report){.text = c->text,
-                                 .hessians = c->hessians,
-                                 .image_states = plan->call->image_states,
-                                 .damping = c->damping,
-                                 .sided = 1};
+    *out = (qc_calibrate_report){.hessians = c->hessians, .damping = c->damping, .sided = 1};
     if (!c->door)
         return;
     const qc_door_hello *h = qc_door_hello_of(c->door);

@@ -1,5 +1,5 @@
-/* Calibrating: codes and scales of a model's linear layers from a text that passes through it
- * (quant/error_feedback.h), before the pipeline writes them (convert/calibrate/calibrated.h). */
+/* Calibrating: codes and scales of a model's linear layers from second moments of their inputs
+ * (quant/error_feedback.h), which a file has or another program computes, before the pipeline writes them (convert/calibrate/calibrated.h). */
 #ifndef QC_CONVERT_CALIBRATE_H
 #define QC_CONVERT_CALIBRATE_H
 
@@ -9,12 +9,10 @@
 /* What came of calibrating, for the manifest and the summary. The strings are in the options'
  * arena. */
 typedef struct {
-    const char *text; /* as given, "default" for the bundled one; NULL: the moments of a file */
-    const char *image_states; /* file, or NULL */
-    /* XXH3-128 of the text's bytes, hex; with images of its digest and that of their file. */
-    char text_digest[33];
-    const char *tokenizer; /* kind, or "ids" */
-    const char *hessians;  /* file, or NULL */
+    const char *text;      /* of the other side of a door, or NULL */
+    char text_digest[33];  /* hex */
+    const char *tokenizer; /* kind */
+    const char *hessians;  /* file, or what the other side calls its moments; NULL: a text */
     uint64_t tokens, windows, context;
     double damping;   /* as asked for; 0: chosen by the number of tokens */
     unsigned sided;   /* 2: outputs count by their gradients, in at least one weight; else 1 */
@@ -31,22 +29,19 @@ struct qc_calibrate_device {
 
 /* Sets plan->calibrates_on as --device wishes, where the plan's options have --hessians: to the
  * first GPU that quantizes, or to the CPU. Where a GPU lacks cuBLAS or cuSOLVER, this returns
- * QC_ERR_DEVICE if the GPU was asked for; otherwise it takes the CPU and says so in one line. With
- * a text the CPU calibrates, and a line says so where a GPU was asked for. */
+ * QC_ERR_DEVICE if the GPU was asked for; otherwise it takes the CPU and says so in one line. */
 QC_NODISCARD qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err);
 
 /* Begins a report with what is known before anything is computed. */
 void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan);
 
 /* Makes one line that says what the results depend on beside the conversion's own identity, for
- * qc_calibrated_open. It reads the text. */
+ * qc_calibrated_open. */
 QC_NODISCARD qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err);
 
 /* Fills the store with what it does not hold yet. Without a store (NULL, for --dry-run) it checks
  * everything, says what it will need, and computes nothing. Messages tell what is predicted
- * (memory, operations, time), where damping was raised, and which weights are not calibrated.
- * QC_ERR_UNSUPPORTED for a family that the forward pass does not know; the message names
- * --hessians. */
+ * (memory, operations, time), where damping was raised, and which weights are not calibrated. */
 QC_NODISCARD qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan,
                                         qc_calibrated *store, qc_error *err);
 

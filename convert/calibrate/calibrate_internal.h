@@ -4,8 +4,6 @@
 
 #include "base/cpu.h"
 #include "convert/calibrate/calibrate.h"
-#include "convert/forward/experts_layer.h"
-#include "convert/forward/token_text.h"
 #include "convert/model/weight_read.h"
 #include "convert/term/progress.h"
 
@@ -37,13 +35,10 @@ typedef struct {
     const qc_quant_ops *ops;
     qc_isa isa;
     unsigned threads;
-    qc_feedback_options feedback; /* damping 0: chosen by the number of tokens */
-    double moment_seconds, factor_seconds, weight_seconds,
-        forward_seconds;                          /* seconds for one operation */
+    qc_feedback_options feedback;                 /* damping 0: chosen by the number of tokens */
+    double factor_seconds, weight_seconds;        /* for one operation */
     double coupled_seconds, coupled_pair_seconds; /* as in qc_calibrate_speed */
-    qc_forward_source source;
     qc_weight_reader reader;
-    qc_image_states *images;     /* --image-states, or NULL */
     qc_calibrate_groups *groups; /* of the stacks at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
@@ -64,11 +59,6 @@ typedef struct {
 
 /* Are moments of n inputs of so many tokens too few to calibrate with? */
 int qc_calibrate_few(uint64_t n, uint64_t tokens);
-/* Returns the job of a linear layer, or QC_NO_JOB. */
-uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l);
-/* The same of a matrix of expert i, which may be in a stack. */
-uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
-                                 int part);
 /* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
 /* Asks the engine how long an operation takes. */
@@ -134,15 +124,8 @@ void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedba
 /* Quantizes a matrix of a stack as if no text were there, into the store. */
 QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
                                              const float *w, qc_error *err);
-/* Finds the numbers of the weights that the tensors of c are (QC_NO_JOB: none). c: the plan's
- * model, or the same with its stacks of experts taken apart. A stack that c has as well has its
- * first matrix's number. */
-QC_NODISCARD qc_status qc_calibrate_find(uint32_t *out, const qc_plan *plan, const qc_checkpoint *c,
-                                         qc_error *err);
+/* ---- the two ways ---- */
 
-/* ---- the three ways ---- */
-
-QC_NODISCARD qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err);
 QC_NODISCARD qc_status qc_calibrate_from_hessians(qc_calibrator *k, qc_error *err);
 QC_NODISCARD qc_status qc_calibrate_from_door(qc_calibrator *k, qc_error *err);
 

@@ -12,7 +12,6 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "convert/calibrate/calibrate_engine.h"
-#include "convert/model/expert_split.h"
 #include "quant/scale_search.h"
 
 #include <math.h>
@@ -198,35 +197,4 @@ qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const f
     }
     qc_calibrated_free(&a);
     return st;
-}
-
-/* ---- which tensors they are ---- */
-
-static void set(uint32_t *out, const qc_checkpoint *c, const char *name, uint32_t number)
-{
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
-    if (t)
-        out[t - c->tensors] = number;
-}
-
-qc_status qc_calibrate_find(uint32_t *out, const qc_plan *plan, const qc_checkpoint *c,
-                            qc_error *err)
-{
-    char name[4096];
-    for (size_t i = 0; i < c->tensor_count; i++)
-        out[i] = QC_NO_JOB;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const char *own = plan->model->tensors[plan->jobs[i].source].name;
-        const uint32_t count = qc_calibrated_matrices(plan, i);
-        if (qc_calibrated_takes(plan, i))
-            set(out, c, own, i);
-        else if (count > 0 && qc_checkpoint_find(c, own))
-            set(out, c, own, plan->first_matrix[i]);
-        for (uint32_t n = 0; n < count && !qc_checkpoint_find(c, own); n++) {
-            if (qc_experts_matrix_name(name, sizeof name, plan->model, own, n) == 0)
-                QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is no stack that is known", own);
-            set(out, c, name, plan->first_matrix[i] + n);
-        }
-    }
-    return QC_OK;
 }

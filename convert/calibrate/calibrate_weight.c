@@ -21,20 +21,6 @@ int qc_calibrate_few(uint64_t n, uint64_t tokens)
     return tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS);
 }
 
-uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l)
-{
-    return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
-}
-
-uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
-                                 int part)
-{
-    const uint32_t stack = i < l->count ? l->stacks[part].tensor : QC_NO_TENSOR;
-    if (stack == QC_NO_TENSOR)
-        return qc_calibrate_job_of(job_of, &qc_expert_of(l, i)->linear[part]);
-    return job_of[stack] == QC_NO_JOB ? QC_NO_JOB : job_of[stack] + (uint32_t)i;
-}
-
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 {
     return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&
@@ -85,12 +71,10 @@ qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err)
 {
     qc_calibrate_speed s;
     QC_TRY(k->engine->ops->measure(k->engine, &s, err));
-    k->moment_seconds = s.single;
     k->factor_seconds = s.dual * s.factor_slower;
     k->weight_seconds = s.single * s.weight_slower;
     k->coupled_seconds = s.coupled;
     k->coupled_pair_seconds = s.coupled_pair;
-    k->forward_seconds = s.forward;
     return QC_OK;
 }
 
@@ -158,39 +142,6 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
     memory = qc_sat_add(memory, room.host);
     a->memory = qc_max_u64(a->memory, memory);
     a->device_memory = qc_max_u64(a->device_memory, room.device);
-}
-
-qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b)
-{
-    return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
-                               a.device > b.device ? a.device : b.device};
-}
-
-qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibrate_set *s,
-                                         qc_calibrate_outlook *a)
-{
-    qc_calibrate_room most = {0, 0};
-    double flops =
-        qc_moments_flops(s->tokens, s->n, s->cross) + qc_feedback_open_flops(s->n, s->cross);
-    uint32_t before = a->weights;
-    for (unsigned i = 0; i < s->count; i++) {
-        if (!qc_calibrate_needs(k, s->jobs[i]))
-            continue;
-        const qc_job weight = qc_calibrated_weight(k->plan, s->jobs[i]), *j = &weight;
-        const qc_form form = qc_job_form(j);
-        const uint64_t block = qc_min_u64(s->block, j->rows);
-        flops += weight_flops(k, s->jobs[i], s->cross, block);
-        a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross, block);
-        a->weights++;
-        most = qc_calibrate_larger(
-            most, k->engine->ops->room_weight(k->engine, j->rows, s->n, s->cross, &form, block));
-    }
-    if (a->weights == before)
-        return most;
-    a->operations += flops;
-    a->seconds += qc_moments_flops(s->tokens, s->n, s->cross) * k->moment_seconds +
-                  qc_calibrate_factor_seconds(k, s->n, s->cross);
-    return most;
 }
 
 /* ---- making ---- */

@@ -207,9 +207,9 @@ static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error 
 {
     if (qc_calibrates(&o->convert.plan.calibrate) && rank->count > 1)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--%s does not go with the %u tasks of a Slurm step: a part has no inputs of later "
-                "layers without those of the earlier; start one task, or give --part 1/1",
-                o->convert.plan.calibrate.text ? "calibrate" : "hessians", rank->count);
+                "--hessians does not go with the %u tasks of a Slurm step: a part has no inputs of "
+                "later layers without those of the earlier; start one task, or give --part 1/1",
+                rank->count);
     return QC_OK;
 }
 

@@ -118,7 +118,9 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
 
 #define NEVER_RUN     "which qconv was never run with; docs/interop.md says what the others load"
 #define PLAN_TRAINING "'qconv plan-training MODEL' of the Python package "
-#define FOLLOWS       "'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs while something runs"
+#define CALIBRATES                                                                                 \
+    "'python -m qconv calibrate MODEL OUT --to nf4 --text FILE' calibrates with a text"
+#define FOLLOWS "'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs while something runs"
 
 /* Commands, and options with their dashes, some with a value. commands: those that had the option;
  * 0 for all. */
@@ -133,6 +135,11 @@ static const struct {
     {"bench", 0, "the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"},
     {"--consume-source", 0,
      "a conversion leaves MODEL as it is, and its files may be deleted once OUT is verified"},
+    {"--calibrate", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
+    {"--calibration-tokens", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
+    {"--calibration-context", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
+    {"--image-states", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
+    {"--tokenizer", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
     {"--tuning", 0, "the limits that a GPU showed are built in (kernels/matmul_plan.c)"},
     {"--html", QC_CMD_BIT(QC_CMD_PLAN) | QC_CMD_BIT(QC_CMD_VALIDATE),
      "'qconv report FILE --html PAGE' of the Python package draws what --json wrote to FILE"},

@@ -178,48 +178,20 @@ const qc_option_row qc_option_table[] = {
              "scale with the least squared error of those that can be stored. refit does the "
              "same and also fits the scales of the scales, which is slower. The files have the "
              "same form and size in all three cases."},
-    {ROW("calibrate", CONVERT, OUTPUT), PATH(convert.plan.calibrate.text), .arg = "FILE|default",
-     .quantizes = 1, .since = "0.5.0",
-     FOREIGN({.names = "calib calib-data calibration calibration-data calibration-dataset "
-                       "dataset imatrix"}),
-     RULES({.not_with = "--hessians", .why = ": either says what the inputs are"}, WHOLE_MODEL),
-     .help = "choose codes and scales for the least error in the layers' outputs on this text",
-     .more = "FILE is a text, or holds token ids if its name ends in .ids; default is a text "
-             "that comes with qconv. The model reads it layer by layer, and each weight is "
-             "quantized for the inputs that it sees. The files have the same form and size. "
-             "Weights without such inputs are quantized as --scale says. docs/calibration.md has "
-             "more."},
     {ROW("hessians", CONVERT, OUTPUT), PATH(convert.plan.calibrate.hessians), .arg = "PATH",
      .quantizes = 1, .since = "0.5.0",
+     FOREIGN({.names = "calib calib-data calibration calibration-data calibration-dataset "
+                       "dataset imatrix",
+              .meant = "'python -m qconv calibrate MODEL OUT --text FILE'"}),
      RULES(WHOLE_MODEL),
      .help = "calibrate with second moments of inputs that were captured elsewhere",
      .more = "PATH is a safetensors file or a folder of them, as docs/calibration.md describes. "
-             "This is for models whose forward pass qconv does not know. With fd:N another program "
-             "sends the moments over a Unix socket that this process inherits."},
-    {ROW("calibration-tokens", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.max_tokens),
-     .arg = "N", .min = 2, .max = 1000000000000, .dflt_note = "131072, or all of the text",
-     .since = "0.5.0",
-     RULES({.needs = "--calibrate"}),
-     .help = "read at most this many tokens of the calibration text",
-     .more = "If the text is longer, the windows that are read are spread over all of it."},
-    {ROW("calibration-context", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.context),
-     .arg = "TOKENS", .min = 2, .max = 1000000000, .dflt_note = "2048, or the model's limit",
-     .since = "0.5.0",
-     RULES({.needs = "--calibrate"}),
-     .help = "length in tokens of the windows that the calibration text is cut into"},
-    {ROW("tokenizer", CONVERT, OUTPUT), PATH(call.tokenizer), .arg = "PATH",
-     .dflt_note = "the model's own", .since = "0.4.0",
-     RULES({.needs = "--calibrate"}),
-     .help = "the tokenizer.json for the calibration text, or a directory that has one"},
-    {ROW("image-states", CONVERT, OUTPUT), PATH(call.image_states), .arg = "FILE", .since = "0.5.0",
-     RULES({.needs = "--calibrate"}),
-     .help = "states of images that the calibration text's sequences see (Llama 3.2 Vision)",
-     .more = "FILE is safetensors, as docs/eval.md describes. Without it the layers that look at "
-             "images are quantized as --scale says."},
+             "With fd:N another program sends the moments over a Unix socket that this process "
+             "inherits, as python -m qconv calibrate does."},
     {ROW("damping", CONVERT, OUTPUT), DECIMAL(convert.plan.calibrate.damping, 0, 1), .arg = "X",
      .dflt_note = "0.1, and more with few tokens",
      .since = "0.5.0",
-     RULES({.needs = "--calibrate or --hessians"}),
+     RULES({.needs = "--hessians"}),
      .help = "how much more calibrating trusts the weights than the text",
      .more = "This share of each input's mean square, and of a tenth of the average of them all, "
              "is added to that mean square. It is above 0 and at most 1. The default is 0.1 + 4 N "
@@ -228,7 +200,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("sided", CONVERT, OUTPUT), CHOICE(convert.plan.calibrate.sided), CHOICES("one", "two"),
      VALUES(1, 2), .dflt_note = "two where the moments are there, else one", .since = "0.5.0",
      WORDS({"1 input inputs one-sided", "one"}, {"2 both output outputs two-sided", "two"}),
-     RULES({.needs = "--calibrate or --hessians"}),
+     RULES({.needs = "--hessians"}),
      .help = "whether all outputs of a layer count alike",
      .more = "one: an error counts the same in every output. two: it counts as much as it changes "
              "what the model answers, which the second moments of the outputs' gradients say. "
@@ -437,9 +409,7 @@ const qc_option_row qc_option_table[] = {
      .help = "what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2",
      .more = "auto takes the GPUs if there are any and this build has kernels for them, and the "
              "CPU otherwise. cpu does not even ask the driver. Without --device, QCONV_DEVICE "
-             "says it. The bytes that are written do not depend on it, except with --hessians. A "
-             "text passes through a model on the CPU only: --calibrate does so whatever --device "
-             "says."},
+             "says it. The bytes that are written do not depend on it, except with --hessians."},
     {ROW("as", HARDWARE, FIT), TEXT(as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},

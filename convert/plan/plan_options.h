@@ -5,6 +5,8 @@
 
 #include "convert/model/recipe_options.h"
 
+#include <stddef.h>
+
 /* How a model lies on several GPUs. */
 typedef enum {
     QC_PARALLEL_LAYERS, /* each layer lies whole on one of them */
@@ -32,32 +34,27 @@ typedef struct {
     unsigned tensor_parallel;    /* --tp: over so many, which --vram has to name; 0: not given */
 } qc_fit_options;
 
-/* --calibrate and --hessians. If there is neither a text nor hessians, nothing is calibrated. */
+/* --hessians. Without it nothing is calibrated. */
 typedef struct {
-    const char *text;     /* FILE, or "default": the bundled text; NULL: not given */
     const char *hessians; /* file or folder of second moments, or "fd:N"; NULL: not given */
     struct qc_door *door; /* open, where hessians is "fd:N"; borrowed (calibrate_door.h) */
-    uint64_t max_tokens;  /* 0: QC_CALIBRATE_TOKENS, or the whole text if that is less */
-    uint64_t context;     /* tokens of a window; 0: qconv chooses */
     double damping;       /* 0: qconv chooses by the number of tokens */
     unsigned sided;       /* 1 or 2; 0: not given */
 } qc_calibrate_options;
 
-#define QC_CALIBRATE_TOKENS 131072u
-
 /* Do the options ask for calibrating? */
 static inline int qc_calibrates(const qc_calibrate_options *o)
 {
-    return o->text || o->hessians;
+    return o->hessians != NULL;
 }
 
 typedef struct {
     qc_recipe_options recipe;
     qc_fit_options fit;
-    qc_calibrate_options calibrate; /* the call gives the tokenizer */
-    int compress;                   /* 1: zstd (default), 0: none */
-    int compress_level;             /* 1..19, default 1 */
-    uint64_t max_shard_bytes;       /* default 5 GB */
+    qc_calibrate_options calibrate;
+    int compress;             /* 1: zstd (default), 0: none */
+    int compress_level;       /* 1..19, default 1 */
+    uint64_t max_shard_bytes; /* default 5 GB */
 } qc_plan_options;
 
 #endif

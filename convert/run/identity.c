@@ -66,17 +66,14 @@ static void add_fit(qc_strbuf *out, const qc_fit_options *f)
         add_number(out, "--tp", f->tensor_parallel);
 }
 
-/* The last line says which text, or moments, and on what they are computed. */
+/* The last line says which moments, and on what they are computed. */
 static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     const qc_calibrate_options *o = &plan->options->calibrate;
     const char *line = NULL;
-    add_given(out, "--calibrate", o->text != NULL);
     add_given(out, "--hessians", o->hessians != NULL);
     if (!qc_calibrates(o))
         return QC_OK;
-    add_number(out, "--calibration-tokens", o->max_tokens);
-    add_number(out, "--calibration-context", o->context);
     add_double(out, "--damping", o->damping);
     add_number(out, "--sided", o->sided);
     QC_TRY(qc_calibrate_identity(&line, plan, err));

@@ -222,8 +222,6 @@ qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
     c->context = r->context;
     if (!r->text || !r->tokenizer || qc_digest_from_hex(&c->digest, r->text_digest) != 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "calibrating does not say with what");
-    if (r->image_states)
-        QC_TRY(name_of(&c->image_states, plan, r->image_states, err));
     return name_of(&c->text, plan, r->text, err);
 }
 

@@ -27,19 +27,8 @@ class ConvertOptions(TypedDict, total=False):
     no_double_quant: bool
     # how the scale of a block or row is chosen (default: search)
     scale: Union[Literal["absmax", "search", "refit"], str]
-    # choose codes and scales for the least error in the layers' outputs on this text
-    calibrate: StrPath
     # calibrate with second moments of inputs that were captured elsewhere
     hessians: StrPath
-    # read at most this many tokens of the calibration text (default: 131072, or all of the text)
-    calibration_tokens: Union[int, str]
-    # length in tokens of the windows that the calibration text is cut into (default: 2048, or the model's
-    # limit)
-    calibration_context: Union[int, str]
-    # the tokenizer.json for the calibration text, or a directory that has one (default: the model's own)
-    tokenizer: StrPath
-    # states of images that the calibration text's sequences see (Llama 3.2 Vision)
-    image_states: StrPath
     # how much more calibrating trusts the weights than the text (default: 0.1, and more with few tokens)
     damping: float
     # whether all outputs of a layer count alike (default: two where the moments are there, else one)

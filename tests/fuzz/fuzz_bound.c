@@ -1,6 +1,6 @@
 /* Counts what a fuzz target holds on the heap; see fuzz_check.h. Linked with --wrap of malloc and
  * the like, so it sees calls from what is linked statically: qconv, and through qconv's hooks
- * zstd and PCRE2. */
+ * zstd. */
 #define _GNU_SOURCE
 #include "fuzz_check.h"
 

@@ -2,7 +2,7 @@
  * the fuzzer.
  *
  * The entry point that libFuzzer and fuzz_replay.c call is in fuzz_bound.c. It counts every heap
- * block that qconv, zstd and PCRE2 hold meanwhile (-Wl,--wrap; what the C library takes for
+ * block that qconv and zstd hold meanwhile (-Wl,--wrap; what the C library takes for
  * itself is not seen), and stops where the most at one time is beyond the limits of the target, or
  * where something is left over. */
 #ifndef QC_TESTS_FUZZ_CHECK_H

@@ -1,9 +1,6 @@
 /* Any text as config.json: its geometry is read or refused in words, caches add up, and where the
- * tensors can be worked out they can be cut into segments and looked through for what a forward
- * pass needs. */
+ * tensors can be worked out they can be cut into segments. */
 #include "base/alloc.h"
-#include "convert/family/family.h"
-#include "convert/forward/forward.h"
 #include "convert/known/model_tensors.h"
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
@@ -12,40 +9,6 @@
 #include <string.h>
 
 #define MOST_TENSORS 20000u /* more is right, but slow */
-
-static void open_model(const qc_checkpoint *c)
-{
-    qc_error err = {0};
-    qc_forward *m = NULL;
-    const qc_forward_tools tools = {.threads = 3};
-    qc_status st = qc_forward_open(&m, "fuzz", c, &tools, &err);
-    FUZZ_CHECK(st == QC_OK ? m != NULL : m == NULL && err.msg[0]);
-    if (m) {
-        const qc_forward_config *l = qc_forward_config_of(m);
-        FUZZ_CHECK(l->layers > 0 && l->head_dim > 0 && l->heads % l->kv_heads == 0);
-        FUZZ_CHECK(qc_forward_memory(m, 4096, 4096) >= qc_forward_memory(m, 64, 64));
-    }
-    qc_forward_close(m);
-}
-
-static void read_shape(qc_arena *arena, const qc_json *doc)
-{
-    qc_error err = {0};
-    qc_forward_shape s;
-    float f[64];
-    if (qc_forward_shape_read(&s, arena, doc, &err) != QC_OK) {
-        FUZZ_CHECK(err.msg[0]);
-        return;
-    }
-    if (s.family->traits & QC_FAMILY_LEARNED_POSITIONS) {
-        FUZZ_CHECK(s.config.head_dim > 0 && s.turned == 0);
-        return;
-    }
-    FUZZ_CHECK(s.config.head_dim >= 2 && s.rope.theta > 0.0 && s.rope.factor > 0.0);
-    FUZZ_CHECK(s.turned >= 2 && s.turned % 2 == 0 && s.turned_from + s.turned <= s.config.head_dim);
-    if (s.turned <= 2 * sizeof f / sizeof *f)
-        qc_rope_frequencies(&s.rope, s.turned, 0, f);
-}
 
 static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *text, size_t len)
 {
@@ -63,7 +26,6 @@ static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *tex
         for (uint32_t i = 0; i < s.tensor_count; i++)
             FUZZ_CHECK(s.of_tensor[i] < s.count);
     }
-    open_model(c);
     qc_arena_deinit(&arena);
     qc_checkpoint_close(c);
 }
@@ -81,7 +43,6 @@ int fuzz_one(const uint8_t *data, size_t size)
     if (qc_json_parse(&doc, text, size, QC_JSON_PYTHON, NULL) != QC_OK)
         return 0;
     qc_arena_init(&arena);
-    read_shape(&arena, doc);
     qc_status st = qc_geometry_read(&g, &arena, doc, &err);
     FUZZ_CHECK(st == QC_OK || (st == QC_ERR_INPUT && err.msg[0]));
     if (st == QC_OK) {

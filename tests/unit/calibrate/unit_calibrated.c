@@ -9,7 +9,7 @@
 
 static void begin(test_conversion *c, const world *w, const char *form)
 {
-    test_conversion_begin(c, "qconv %s --calibrate %s --compress none -q --threads 2 %s %s", form,
+    test_conversion_begin(c, "qconv %s --hessians %s --compress none -q --threads 2 %s %s", form,
                           w->text, w->model, w->out);
 }
 

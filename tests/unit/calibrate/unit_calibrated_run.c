@@ -9,7 +9,7 @@
 
 static qc_status convert(const world *w, const char *words, qc_error *err)
 {
-    return test_run_line(test_command, err, "qconv %s --calibrate %s -q --threads=2 %s %s", words,
+    return test_run_line(test_command, err, "qconv %s --hessians %s -q --threads=2 %s %s", words,
                          w->text, w->model, w->out);
 }
 
@@ -86,7 +86,7 @@ static void check_output(const world *w, const char *form)
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w->model);
     test_must(qc_file_slurp(path, &source, &err), &err);
     (void)snprintf(other, sizeof other, "%s/plan", w->root);
-    (void)snprintf(line, sizeof line, "qconv %s --calibrate %s -q %s %s", form, w->text, w->model,
+    (void)snprintf(line, sizeof line, "qconv %s --hessians %s -q %s %s", form, w->text, w->model,
                    other);
     test_conversion_begin(&c, "%s", line);
     test_must(qc_manifest_load(&m, &c.arena, w->out, &err), &err);

@@ -1,10 +1,8 @@
-/* convert/calibrate/hessians.h: second moments from a file, and what is wrong with files; and
- * convert/calibrate/calibration_text.h. */
+/* convert/calibrate/hessians.h: second moments from a file, and what is wrong with files. */
 #include "convert/calibrate/hessians.h"
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "convert/calibrate/calibration_text.h"
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
@@ -435,29 +433,6 @@ TEST(no_memory)
     EACH_ALLOCATION_FAILS (fault, 0)
         fault.st = qc_hessians_read(h, 2, out, NULL);
     qc_hessians_close(h);
-}
-
-/* The bundled text: UTF-8, of the size that the docs say, no tabs' end missing. */
-TEST(bundled_text)
-{
-    qc_strbuf text;
-    qc_strbuf_init(&text, 10000000);
-    assert_int_equal(qc_strbuf_adds(&text, "x", NULL), QC_OK);
-    assert_int_equal(qc_calibration_text(&text, NULL), QC_OK);
-    assert_true(text.len > 600000 && text.len < 700000);
-    assert_int_equal(text.data[0], 'x');
-    assert_int_equal(text.data[text.len - 1], '\n');
-    assert_int_equal(strlen(text.data), text.len); /* no NUL */
-    assert_true(qc_text_is_utf8(text.data));
-    qc_strbuf_deinit(&text);
-    qc_strbuf_init(&text, 1000); /* no room */
-    assert_int_not_equal(qc_calibration_text(&text, NULL), QC_OK);
-    qc_strbuf_deinit(&text);
-    qc_strbuf_init(&text, 10000000);
-    qc_alloc_fail_at(1, 0);
-    assert_int_equal(qc_calibration_text(&text, NULL), QC_ERR_NOMEM);
-    qc_alloc_fail_at(0, 0);
-    qc_strbuf_deinit(&text);
 }
 
 TEST_GROUP(make_root, NULL)

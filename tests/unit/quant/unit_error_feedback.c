@@ -1,54 +1,7 @@
-/* Calibrated quantization against its definition in double: moments, factor and target, scales,
+/* Calibrated quantization against its definition in double: factor and target, scales,
  * every code of the feedback, sweeps that only lower the error and end where no step helps. */
 #include "tests/fixtures/feedback_testing.h"
 #include "tests/fixtures/sanitized.h"
-
-TEST(moments_are_sums)
-{
-    qt_rng rng = qt_rng_start("moments");
-    static const uint64_t sizes[] = {1, 63, 150, 300};
-    for (unsigned s = 0; s < 4; s++) {
-        const uint64_t n = sizes[s], tokens = 2 * QC_MOMENT_TOKENS + 77, ld = n + 3;
-        float *x = qt_alloc(tokens * ld, 4), *z = qt_alloc(tokens * ld, 4);
-        double *h[2], *c[2];
-        for (unsigned t = 0; t < 2; t++) {
-            h[t] = qt_alloc(n * n, 8);
-            c[t] = qt_alloc(n * n, 8);
-            for (uint64_t i = 0; i < n * n; i++)
-                h[t][i] = c[t][i] = 5.0;
-        }
-        for (uint64_t i = 0; i < tokens * ld; i++) {
-            x[i] = i % ld < n ? qt_randn(&rng) : NAN;
-            z[i] = i % ld < n ? qt_randn(&rng) : NAN;
-        }
-        for (unsigned t = 0; t < 2; t++) /* in two calls, by 1 and 3 threads */
-            for (unsigned part = 0; part < 2; part++)
-                assert_int_equal(
-                    qc_moments_add(blas, 1 + 2 * t, h[t], c[t], n, x + (part ? 300 * ld : 0), ld,
-                                   z + (part ? 300 * ld : 0), ld, part ? tokens - 300 : 300, NULL),
-                    QC_OK);
-        for (uint64_t i = 0; i < n; i++)
-            for (uint64_t j = 0; j < n; j++) {
-                double xx = 5.0, xz = 5.0;
-                for (uint64_t t = 0; t < tokens; t++) {
-                    xx += (double)x[t * ld + i] * (double)x[t * ld + j];
-                    xz += (double)x[t * ld + i] * (double)z[t * ld + j];
-                }
-                const double want = j <= i ? xx : 5.0;
-                QT_CHECK(fabs(h[0][i * n + j] - want) < 1e-3, "H %g, not %g", h[0][i * n + j],
-                         want);
-                QT_CHECK(fabs(c[0][i * n + j] - xz) < 1e-3, "C %g, not %g", c[0][i * n + j], xz);
-            }
-        assert_memory_equal(h[0], h[1], n * n * 8);
-        assert_memory_equal(c[0], c[1], n * n * 8);
-        for (unsigned t = 0; t < 2; t++) {
-            free(h[t]);
-            free(c[t]);
-        }
-        free(x);
-        free(z);
-    }
-}
 
 TEST(factor_is_as_defined)
 {
