@@ -26,9 +26,9 @@ LEAST_IN_FILE = 1 << 20     # bytes: smaller tensors stay in memory
 def find_layers(model: nn.Module) -> List[str]:
     """Module paths of the layers, in the order of modules.
 
-    A layer is the outermost member of a list of modules that transformers treats as one: it can compute its activations
-    again (GradientCheckpointingLayer), or some module names its class as not to be split. Beside these, outermost members
-    of other lists that hold two or more matrices.
+    A layer is the outermost member of a list of modules that transformers treats as one: it can compute its
+    activations again (GradientCheckpointingLayer), or some module names its class as not to be split. Beside these,
+    outermost members of other lists that hold two or more matrices.
     """
     named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     members = [("%s.%s" % (path, key) if path else key, child) for path, parent in model.named_modules()
@@ -38,7 +38,8 @@ def find_layers(model: nn.Module) -> List[str]:
     plain = outermost(members, lambda m: not isinstance(m, LISTS))
     plain = {path: child for path, child in plain.items()
              if sum(weight.dim() == 2 for weight in child.parameters()) >= 2
-             and not any(inside(path, other) or inside(other, path) or child is module for other, module in marked.items())}
+             and not any(inside(path, other) or inside(other, path) or child is module
+                         for other, module in marked.items())}
     return [path for path, _ in model.named_modules() if path in marked or path in plain]
 
 
@@ -86,7 +87,7 @@ class Call:
         self.at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.static = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.tensors: List[torch.Tensor] = [leaves[i] for i in self.at]
-        self.main = 0                           # the dimension of the batch in the hidden states
+        self.main = self.streams = 0            # the dimension of the batch in hidden states, and what is before it
         self.batch = self._batch()
         self.dims = [self._dim(tensor) for tensor in self.tensors]
 
@@ -95,7 +96,7 @@ class Call:
         if first is None or first.dim() < 3 or not self.stream.batch:
             return 0
         if second_is_batch(first, self.stream.batch) and first.dim() == 4:
-            self.main = 1
+            self.main, self.streams = 1, first.shape[0]
             return int(self.stream.batch)
         return first.shape[0] if first.shape[0] % self.stream.batch == 0 else 0
 
@@ -191,7 +192,7 @@ class Joined:
     def _dim(self, value: Any, rows: int) -> Optional[int]:
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             return None
-        if self.call.main == 1 and value.dim() == 4 and value.shape[1] == rows:
+        if self.call.main == 1 and value.dim() == 4 and (value.shape[0], value.shape[1]) == (self.call.streams, rows):
             return 1
         alone = value.shape[0] == 1 and self.call.batch > 1 and not is_hidden(value)
         return None if value.shape[0] % rows or not value.shape[0] or alone else 0
@@ -247,7 +248,7 @@ def gradients(call: Call, tensors: Sequence[torch.Tensor], needs: Sequence[bool]
                 if grad is None or not out.requires_grad:
                     continue
                 if grad.shape != out.shape:
-                    dim = int(call.main == 1 and out.dim() == 4)
+                    dim = int(call.main == 1 and out.dim() == 4 and grad.shape[0] == out.shape[0])
                     grad = grad.narrow(dim, done[i], out.shape[dim])
                     done[i] += out.shape[dim]
                 pairs.append((out, grad.to(out.device)))

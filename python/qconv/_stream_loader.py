@@ -20,7 +20,7 @@ Value = Callable[[str, Optional[torch.dtype]], torch.Tensor]
 
 
 class Source(Protocol):
-    """Where tensors of a checkpoint come from, under the names, shapes and types of an unquantized one (_values.Values)."""
+    """Tensors of a checkpoint under the names, shapes and types of an unquantized one (_values.Values)."""
     names: List[str]
 
     def shape(self, name: str) -> Tuple[int, ...]: ...
@@ -51,7 +51,7 @@ class Origin:
 
 @dataclass
 class Group:
-    """Checkpoint tensors (name, pattern of the converter that it matched) that become one parameter or several at once."""
+    """Checkpoint tensors (name, pattern of the converter that it matched) that become parameters together."""
     first: str
     tensors: List[Tuple[str, Optional[str]]]
     converter: Any
@@ -98,7 +98,7 @@ class Loader:
         return list(groups.values())
 
     def _renamed(self) -> Iterable[Tuple[str, str, Optional[str], Any]]:
-        """(checkpoint tensor, first parameter it goes to, the converter's pattern, converter) in transformers' order."""
+        """(checkpoint tensor, first parameter it goes to, pattern, converter) in transformers' order."""
         model, prefix = self.model, self.model.base_model_prefix
         if int(transformers.__version__.split(".")[0]) < 5:
             yield from ((name, target, None, None) for name, target in self._renamed_by_4().items())
@@ -250,7 +250,8 @@ class Loader:
         if group.converter is None:
             *stack, outputs, _ = self._turned(self.meta[name], across).shape
             whole = slice(0, outputs)
-            return [Origin(tensors[0], part, part, whole, across, whole) for part in (range(*stack) if stack else (None,))]
+            parts = range(*stack) if stack else (None,)
+            return [Origin(tensors[0], part, part, whole, across, whole) for part in parts]
         alike = tuple((re.sub(r"\d+", "#", tensor), self.source.shape(tensor)) for tensor in tensors)
         known = self._numbers.setdefault((re.sub(r"\d+", "#", key), alike, across), [])
         if not known:
@@ -276,7 +277,8 @@ class Loader:
 
         # Each is [parts, outputs, inputs] in turn, and only its first row and column are kept.
         tensor, matrix, row, column = (
-            Numbers(self._turned(self._convert(group, partial(numbered, axis))[key], across)) for axis in (0, -3, -2, -1))
+            Numbers(self._turned(self._convert(group, partial(numbered, axis))[key], across))
+            for axis in (0, -3, -2, -1))
         found: List[Tuple[Any, ...]] = []
         stacked = self.meta[key].dim() == 3
         for part in range(tensor.rows.shape[0]):
@@ -298,13 +300,13 @@ class Loader:
                 rows = at[begin:end].long()
                 first = int(rows[0])
                 plain = torch.equal(rows, torch.arange(first, first + end - begin))
-                found.append((source, None if place < 0 else place, part if stacked else None, slice(begin, end), turned,
-                              slice(first, first + end - begin) if plain else rows))
+                found.append((source, None if place < 0 else place, part if stacked else None, slice(begin, end),
+                              turned, slice(first, first + end - begin) if plain else rows))
         return found
 
 
 class Numbers:
-    """What is kept of numbers [parts, outputs, inputs]: the first column and row, and whether the others are like them."""
+    """What is kept of numbers [parts, outputs, inputs]: the first column and row, and whether others are like them."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
         numbers = numbers if numbers.dim() == 3 else numbers[None]
@@ -321,4 +323,5 @@ class Numbers:
 
 def listed(names: List[str]) -> str:
     """The first few of these names, and how many more there are."""
-    return ", ".join("'%s'" % name for name in names[:3]) + (" and %d more" % (len(names) - 3) if len(names) > 3 else "")
+    more = " and %d more" % (len(names) - 3) if len(names) > 3 else ""
+    return ", ".join("'%s'" % name for name in names[:3]) + more

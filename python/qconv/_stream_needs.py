@@ -15,7 +15,8 @@ def check() -> None:
         try:
             found = version(name)
         except PackageNotFoundError:
-            raise UsageError("computing a model needs the Python package %s, which is missing: %s" % (name, line)) from None
+            raise UsageError("computing a model needs the Python package %s, which is missing: %s"
+                             % (name, line)) from None
         if tuple(int(part) for part in found.split(".")[:2]) < least:
             raise UsageError("computing a model needs %s %d.%d or later, and this is %s: %s"
                              % (name, *least, found, line))

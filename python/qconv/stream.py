@@ -50,8 +50,8 @@ Visit = Callable[[Call, List[slice], Dict[int, str]], Iterable[Any]]
 """visit(call, pieces, params) computes a layer in place of the plain loop `(call.run(piece) for piece in pieces)`.
 
 `pieces` are slices of the layer's rows; visit may change the list in place before it yields. `params` has the name of
-every parameter of the layer, loaded now, by id(), for Catch. It returns or yields what call.run returned, one for each of
-`pieces` and in their order.
+every parameter of the layer, loaded now, by id(), for Catch. It returns or yields what call.run returned, one for each
+of `pieces` and in their order. A parameter that several layers share has another name in each of them (Loader.alias).
 """
 Gradient = Callable[[str, Optional[int], torch.Tensor, torch.Tensor], None]
 """gradient(name, part, x, y) sees the products of a layer that is computed again for its gradients, as Catch's `after`:
@@ -79,7 +79,8 @@ def build(folder: Union[str, Path], *, dtype: torch.dtype = torch.float32, kind:
     config = config_of(folder, {"trust_remote_code": trust_remote_code})
     if kind is None:
         named = getattr(config, "auto_map", None) or {}
-        remote = next((named[auto] for auto in sorted(named) if auto.startswith("AutoModelFor")), named.get("AutoModel"))
+        remote = next((named[auto] for auto in sorted(named) if auto.startswith("AutoModelFor")),
+                      named.get("AutoModel"))
         if trust_remote_code and remote:
             from transformers.dynamic_module_utils import get_class_from_dynamic_module
             kind = get_class_from_dynamic_module(remote, str(folder))
@@ -177,7 +178,7 @@ class Body:
         return [slice(i, min(i + rows, self.batch)) for i in range(0, self.batch, rows)]
 
     def head(self, piece: slice) -> Any:
-        """The model's own output object for the rows of `piece`: with logits, or last_hidden_state where it has no head.
+        """The model's own output for the rows of `piece`: with logits, or last_hidden_state where it has no head.
 
         Tensors are on the first of the stream's devices.
         """
@@ -233,8 +234,8 @@ class Stream:
     Visit and Gradient. folder: hidden states lie in files there instead of memory (their names are gone at once; the
     files with the last tensor that uses them); the model's own computation between layers is then on the CPU.
 
-    Attributes: `model`; `layers`, the module path of each layer in the order of modules; `names`, the state dict names of
-    each layer; `loader`; `replace`, checkpoint tensors that layers are made of instead of the source's (Loader.load);
+    Attributes: `model`; `layers`, the module path of each layer in the order of modules; `names`, the state dict names
+    of each layer; `loader`; `replace`, checkpoint tensors that layers are made of instead of the source's (Loader.load);
     `loads`, how many times a layer was read; `reads`, bytes of checkpoint tensors read.
 
     Raises InputError where no layers are found, or where tensors of `source` and weights of the model do not match.
@@ -302,7 +303,8 @@ class Stream:
         def begin(_: nn.Module, __: Any, out: Any) -> Any:
             fresh = is_float(out) and torch.is_grad_enabled() and not out.requires_grad
             return out.requires_grad_().clone() if fresh else out
-        hooks = [module.register_forward_hook(begin) for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        hooks = [module.register_forward_hook(begin) for module in self.model.modules()
+                 if isinstance(module, nn.Embedding)]
         try:
             with torch.enable_grad():
                 body = self.body({key: value.detach().clone().requires_grad_() if is_float(value) else value
@@ -355,7 +357,8 @@ class Stream:
         """Makes what transformers looks for in no file (sinusoidal positions), as from_pretrained does."""
         owners = {}
         for name in names:
-            self.loader.put(name, nn.Parameter(torch.empty_like(self.loader.meta[name], device="cpu"), requires_grad=False))
+            self.loader.put(name, nn.Parameter(torch.empty_like(self.loader.meta[name], device="cpu"),
+                                               requires_grad=False))
             module = self.loader.owner(name)[0]
             owners[id(module)] = module
         with torch.no_grad():
