@@ -90,7 +90,9 @@ class Calibration:
             self.devices = devices_of(own["device"])
         self.model = build(model, trust_remote_code=own["trust_remote_code"])
         self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
-                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config)
+                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config,
+                                     paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
+                                         self.model.config, "is_encoder_decoder", False)))
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
