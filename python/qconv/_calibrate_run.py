@@ -17,7 +17,8 @@ from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
 from ._values import Values
-from .errors import InputError, UsageError
+from .errors import InputError
+from .evaluate import devices_of
 from .results import Conversion, DryRun
 from .stream import Catch, Stream, build
 
@@ -29,25 +30,6 @@ SEED = 1000003
 
 class Finished(Exception):
     """All that was to be made is made."""
-
-
-def devices_of(asked: str) -> Tuple[str, ...]:
-    """Names that torch has, of what --device says."""
-    if asked == "cpu":
-        return ("cpu",)
-    with warnings.catch_warnings():  # of a driver that this torch is too new for
-        warnings.simplefilter("ignore")
-        there = torch.cuda.is_available()
-    if asked == "auto":
-        return ("cuda:0",) if there else ("cpu",)
-    kind, _, numbers = asked.partition(":")
-    if kind != "cuda" or numbers and not all(n.isdigit() for n in numbers.split(",")):
-        raise UsageError("--device is '%s'; expected auto, cpu, cuda or cuda:0,1" % asked)
-    if not there:
-        raise UsageError("--device %s: torch %s has no GPU here" % (asked, torch.__version__))
-    count = torch.cuda.device_count()
-    return tuple("cuda:%d" % int(n) for n in numbers.split(",")) if numbers else \
-        tuple("cuda:%d" % i for i in range(count))
 
 
 def draw(logits: torch.Tensor, mask: torch.Tensor, windows: Sequence[int]) -> torch.Tensor:
@@ -103,10 +85,14 @@ class Calibration:
     def __init__(self, door: Door, model: str, own: Mapping[str, Any], options: Mapping[str, str],
                  progress: Optional[ProgressCallback]) -> None:
         self.door, self.folder, self.own, self.progress = door, model, own, progress
-        self.devices = devices_of(own["device"])
+        with warnings.catch_warnings():  # of a driver that is too old for this torch
+            warnings.simplefilter("ignore")
+            self.devices = devices_of(own["device"])
         self.model = build(model, trust_remote_code=own["trust_remote_code"])
         self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
-                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config)
+                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config,
+                                     paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
+                                         self.model.config, "is_encoder_decoder", False)))
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0

@@ -125,7 +125,7 @@ def _prime(least: int, taken: Iterable[int]) -> int:
 
 def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = None, context: Optional[int] = None,
             tokens: Optional[int] = None, max_tokens: Optional[int] = None, inputs: Optional[StrPath] = None,
-            beside: Optional[StrPath] = None, config: Any = None) -> Windows:
+            beside: Optional[StrPath] = None, config: Any = None, paragraphs: bool = False) -> Windows:
     """The windows of a text for the checkpoint in the folder `model`.
 
     text        a file in UTF-8, of ids if its name ends in ".ids", or "default", the bundled text
@@ -135,6 +135,8 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
     max_tokens  read so many at the most, from the beginning
     inputs      a .safetensors file with further arguments of forward, with rows for each sequence
     config      of transformers; None: read from `model`
+    paragraphs  the windows of a text are its paragraphs, and longer ones are cut, with all that the tokenizer puts in front
+                and behind: what an encoder of sentences reads
 
     Raises UsageError (a context that predicts nothing, or is longer than the model's), InputError (no such text, no
     tokenizer, ids that are not in the vocabulary, too few tokens)."""
@@ -150,14 +152,15 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
             sequences = parse_ids(data, vocabulary, max_tokens)
         except InputError as error:
             raise InputError("%s: %s" % (name, error)) from None
-        kind, front = "ids", []
+        kind, front, back = "ids", [], []
     else:
-        kind, front, whole = _encoded(name, data, [f for f in (model, beside) if f is not None], tokenizer, vocabulary)
-        sequences = [whole[:max_tokens or None]]
+        kind, front, back, sequences = _encoded(name, data, [f for f in (model, beside) if f is not None], tokenizer,
+                                                vocabulary, paragraphs)
+        sequences, back = [s[:max_tokens or None] for s in sequences], back if paragraphs else []
     extra, digest = _inputs_of(inputs), hashlib.blake2b(data, digest_size=16)
     if inputs is not None:
         digest.update(Path(inputs).read_bytes())
-    rows, of = cut(sequences, front, length, name)
+    rows, of = cut(sequences, front, length, name, back)
     if tokens is not None:
         kept = spread([len(r) for r in rows], tokens)
         rows, of = [rows[i] for i in kept], [of[i] for i in kept]
@@ -256,17 +259,19 @@ def _id_of(word: bytes, vocabulary: int, line: int, at: int) -> int:
     return int(digits)
 
 
-def cut(sequences: Sequence[List[int]], front: List[int], context: int, name: str) -> Tuple[List[List[int]], List[int]]:
+def cut(sequences: Sequence[List[int]], front: List[int], context: int, name: str,
+        back: Sequence[int] = ()) -> Tuple[List[List[int]], List[int]]:
     """(windows, the sequence of each)."""
     first = max(len(front), 1)
-    if context <= first:
+    least = first + 1 + len(back)
+    if context < least:
         raise UsageError("--context %d predicts nothing; expected at least %d, the tokens that begin each window and one "
-                         "more" % (context, first + 1))
-    room = context - len(front)
+                         "more" % (context, least))
+    room = context - len(front) - len(back)
     rows, of = [], []
     for number, ids in enumerate(sequences):
         for at in range(0, len(ids), room):
-            row = front + ids[at:at + room]
+            row = [*front, *ids[at:at + room], *back]
             if len(row) > first:
                 rows.append(row)
                 of.append(number)
@@ -281,25 +286,26 @@ def cut(sequences: Sequence[List[int]], front: List[int], context: int, name: st
 
 
 def _encoded(name: str, data: bytes, folders: Sequence[StrPath], asked: Optional[StrPath],
-             vocabulary: int) -> Tuple[str, List[int], List[int]]:
-    """(the tokenizer's kind, what it puts in front of a text, the text's ids)."""
+             vocabulary: int, paragraphs: bool) -> Tuple[str, List[int], List[int], List[List[int]]]:
+    """(the tokenizer's kind, what it puts in front of a text and behind, the ids of the text or of its paragraphs)."""
     path = _tokenizer_file(folders, asked)
     if path is None and vocabulary == 256:
-        return "bytes", [], list(data)
+        return "bytes", [], [], [list(data)]
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError("%s: byte %d is no UTF-8; expected a text in UTF-8, or FILE.ids with token ids" % (
             name, error.start)) from None
     own = _tokenizer(path, folders)
-    whole = own.encode(text, add_special_tokens=False).ids
+    parts = [p for p in re.split(r"\n\s*\n", text) if p.strip()] if paragraphs else [text]
+    whole = [own.encode(p, add_special_tokens=False).ids for p in parts]
     bare, dressed = own.encode("a", add_special_tokens=False).ids, own.encode("a").ids
     at = next((i for i in range(len(dressed) - len(bare) + 1) if dressed[i:i + len(bare)] == bare), 0)
-    wrong = next((i for i in whole if i >= vocabulary), None)
+    wrong = next((i for ids in whole for i in ids if i >= vocabulary), None)
     if wrong is not None:
         raise InputError("%s: the tokenizer gives the token %d, which is not in the model's vocabulary of %d" % (
             name, wrong, vocabulary))
-    return _kind(own), dressed[:at], whole
+    return _kind(own), dressed[:at], dressed[at + len(bare):], whole
 
 
 def _tokenizer_file(folders: Sequence[StrPath], asked: Optional[StrPath]) -> Optional[Path]:

@@ -139,7 +139,6 @@ class Calibrate(unittest.TestCase):
             argv = [sys.executable, "-B", "-m", "qconv", "calibrate", "--to=nf4", "--text=" + folder.text,
                     "--calibration-context=%d" % LENGTH, "--device=cpu", folder.model, folder.out("killed")]
             environment = {**os.environ, "PYTHONPATH": PYTHON}
-            journal = Path(folder.out("killed") + ".qconv-partial") / "journal-calibrated"
             killed = 0
             for least in (1, 400, 1200, 2500):
                 run = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -150,7 +149,7 @@ class Calibrate(unittest.TestCase):
                     os.kill(run.pid, signal.SIGKILL)
                     killed += 1
                 run.wait()
-            self.assertGreater(killed, 0, journal)
+            self.assertGreaterEqual(killed, 2)
             subprocess.run(argv, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.assertEqual(digests(folder.out("killed")), digests(folder.out("whole")))
 
