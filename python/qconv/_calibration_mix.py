@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Tuple
 
-WIDE = 0.75  # of the bundled text's effective rank: a text that has so much is not narrow
+WIDE = 0.9   # of the bundled text's effective rank: a text that has so much is not narrow
 MOST = 0.75  # of all tokens are the bundled text's beside a text that is nearly one line over and over
 SAMPLE = 4096  # tokens of either text are enough for their ranks
 

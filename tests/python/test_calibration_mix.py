@@ -86,7 +86,7 @@ class Shares(unittest.TestCase):
     def test_narrow_text(self):
         self.assertAlmostEqual(mix.share(0), mix.MOST)
         self.assertAlmostEqual(mix.share(mix.WIDE / 2), mix.MOST / 2)
-        falling = [mix.share(i / 100) for i in range(76)]
+        falling = [mix.share(i / 100) for i in range(91)]
         self.assertEqual(falling, sorted(falling, reverse=True))
 
     def test_windows(self):
