@@ -33,7 +33,6 @@ import base64
 import hashlib
 import json
 import lzma
-import os
 import random
 import shlex
 import shutil
@@ -338,16 +337,17 @@ def ranks(config: dict[str, Any], weights: dict[str, np.ndarray], windows: np.nd
 
 
 def show(path: Path) -> None:
-    """Prints a table for each model: the largest share over the texts that judge, and that of each."""
+    """Prints a table for each model: the share of search's divergence on each text that judges, of each text and
+    mixture; the largest of them in front."""
     for name, report in json.loads(path.read_text())["models"].items():
         judged = sorted(report["judged"])
         rows = []
         for text, row in sorted(report["texts"].items(), key=lambda item: -item[1]["relative_rank"]):
-            for mix, cells in sorted(row["shares"].items()):
-                shown = "%.2f (rule)" % row["auto"] if mix == "auto" else mix
+            for mix, cells in sorted(row["shares"].items(), key=lambda item: (item[0] == "auto", item[0])):
+                shown = "%.2f, the rule's" % row["auto"] if mix == "auto" else mix
                 if mix == "0" and row["auto"] == 0 and text != "bundled":
-                    shown += " (rule)"
-                rows.append(["%s" % text, "%.3f" % row["relative_rank"], shown, "**%.3f**" % max(cells.values()),
+                    shown += ", the rule's"
+                rows.append([text, "%.2f" % row["relative_rank"], shown, "**%.2f**" % max(cells.values()),
                              *("%.3f" % cells[k] for k in judged)])
         print("%s\n\n%s\n" % (name, markdown(("text", "relative rank", "mix", "worst", *judged), rows)))
 
