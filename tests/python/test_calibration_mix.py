@@ -63,8 +63,9 @@ class Ranks(unittest.TestCase):
 
     def test_refusals(self):
         for rank in self.each():
-            with self.assertRaises(ValueError):
-                rank([[0.0, 0.0], [0.0, 0.0]])
+            for bad in (0.0, math.nan, math.inf):
+                with self.assertRaises(ValueError):
+                    rank([[bad, bad], [bad, bad]])
 
 
 class Relative(unittest.TestCase):
