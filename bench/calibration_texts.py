@@ -1,23 +1,38 @@
 #!/usr/bin/env python3
 """What calibrating with one kind of text does on others, and what a share of the bundled text mends.
 
-    calibration_texts.py make FOLDER [--packages FOLDER]
+    calibration_texts.py make FOLDER [--packages FOLDER] [--stories TOKENIZER.json]
     calibration_texts.py measure MODEL TEXTS OUT.json --calibrate COMMAND --search COMMAND [OPTION]...
+    calibration_texts.py table OUT.json
 
 `make` writes texts to calibrate and to judge with: from Debian packages, the licences and Python of
-this system, tests/data and a generator with a fixed seed. `measure` quantizes MODEL, a Llama, with each
-`calibrate-*` of the folder TEXTS and judges each on every `judge-*`: mean KL divergence from MODEL over
-that of the search. COMMAND has {model}, {out} and {text}, which is a file of token ids, one window a line;
-with {mix} it mixes by itself, otherwise this script does. Beside each stand the effective ranks of the
-text's inputs. Windows and text of ids or of UTF-8 are cut here; forward passes are llama_numpy's.
+this system, tests/data and generators with fixed seeds. With the tokenizer of tinystories-656k, the stories
+of tests/accuracy judge, too. For that model itself tinystories_calibration.ids and tinystories.ids of
+tests/accuracy were put beside them as calibrate-stories.ids and judge-stories.ids.
+
+`measure` quantizes MODEL, a Llama, with each `calibrate-*` of the folder TEXTS and judges each on every
+`judge-*`: mean KL divergence from MODEL over that of the search. COMMAND has {model}, {out} and {text}, which
+is a file of token ids, one window a line; where it has {mix} it mixes by itself, and otherwise this script
+does, without more tokens. Beside each text stands its relative rank, and the mix `auto` is the share that the
+rule takes (python/qconv/_calibration_mix.py). Forward passes are llama_numpy's, which reads outputs that are
+not compressed. What OUT.json has already is not measured again. As in bench/results/calibration_texts.json,
+with the second model and --judge-tokens 4096:
+
+    --search 'qconv {model} {out} --to nf4 --scale search --compress none'
+    --calibrate 'qconv {model} {out} --to nf4 --calibrate {text} --calibration-context 256 --compress none'
+
+That was the C program that still took texts; now it is
+
+    --calibrate 'python -m qconv calibrate {model} {out} --to nf4 --text {text} --mix {mix} --compress none
+                 --calibration-context 256 --calibration-tokens 16384'
 """
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import json
 import lzma
-import os
 import random
 import shlex
 import shutil
@@ -31,6 +46,7 @@ from typing import Any, Iterator
 import numpy as np
 
 import llama_numpy as lm
+from result_page import json_text, table as markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "tools")]
@@ -99,13 +115,15 @@ def access_log(count: int) -> Iterator[str]:
 def system_log(count: int) -> Iterator[str]:
     """Lines as the services of a system write them."""
     r = random.Random(2)
-    units = ["Daily apt download activities", "Rotate log files", "Network Time Synchronization", "User Manager for UID"]
+    units = ["Daily apt download activities", "Rotate log files", "Network Time Synchronization",
+             "User Manager for UID"]
     second = 0
     for _ in range(count):
         second += r.randrange(30)
         n = r.randrange(300, 32000)
         what = r.choice([
-            "sshd[%d]: Failed password for invalid user admin from 10.%d.%d.7 port %d ssh2" % (n, n % 200, n % 77, n + 9000),
+            "sshd[%d]: Failed password for invalid user admin from 10.%d.%d.7 port %d ssh2" % (
+                n, n % 200, n % 77, n + 9000),
             "systemd[1]: Started %s." % r.choice(units), "systemd[1]: %s: Deactivated successfully." % r.choice(units),
             "kernel: [%d.%06d] eth0: link is up, 1000 Mbps, full duplex" % (second, n),
             "cron[%d]: (root) CMD (run-parts --report /etc/cron.hourly)" % n,
@@ -114,14 +132,30 @@ def system_log(count: int) -> Iterator[str]:
                                                      second % 60, what)
 
 
-def table(count: int) -> Iterator[str]:
+def numbers(count: int) -> Iterator[str]:
     """Numbers with commas between them."""
     r = random.Random(3)
     return ("%d,%.3f,%.5f,%d,%s" % (i, r.gauss(20, 5), r.random(), r.randrange(10000), r.choice("ABC"))
             for i in range(count))
 
 
-def make(folder: Path, packages: Path, bundled: Path) -> None:
+def passages(prose: str) -> dict[str, str]:
+    """Texts of few words, of few characters, and of one passage again and again."""
+    r = random.Random(5)
+    fruit = ["apple", "pear", "plum", "cherry", "grape", "melon", "fig", "date", "lemon", "lime"]
+    texts = {"repeat%d" % n: (prose[5000:5000 + n] + "\n\n") * (BYTES // n + 1) for n in (300, 1000)}
+    texts["base64"] = base64.encodebytes(r.randbytes(BYTES)).decode()
+    texts["digits"] = "".join(r.choice("0123456789") for _ in range(BYTES))
+    texts["json"] = "\n".join(json.dumps({
+        "id": i, "user": r.choice(fruit), "action": r.choice(["login", "logout", "view", "buy", "search"]),
+        "price": round(r.random() * 100, 2), "tags": r.sample(fruit, 3), "ok": r.random() < 0.9})
+        for i in range(900))
+    texts["lists"] = "\n".join(" ".join(r.sample(fruit, 5)) for _ in range(3000))
+    texts["upper"] = prose.upper()
+    return texts
+
+
+def make(folder: Path, packages: Path, bundled: Path, stories: Path | None) -> None:
     from calibration_text import austen
     at = unpack(packages)
     perl = at["perl-modules-5.36"] / "usr/share/perl/5.36.0"
@@ -132,13 +166,14 @@ def make(folder: Path, packages: Path, bundled: Path) -> None:
     def licences(*names: str) -> str:
         return "\n".join((LICENCES / n).read_text() for n in names)
 
+    prose = unseen(austen(at["r-cran-janeaustenr"]), bundled_text(bundled))
     texts = {
-        "calibrate-prose": unseen(austen(at["r-cran-janeaustenr"]), bundled_text(bundled)),
+        "calibrate-prose": prose,
         "calibrate-law": licences("GPL-3", "GFDL-1.3", "LGPL-2.1"),
         "calibrate-code": "\n".join((python / n).read_text() for n in ("argparse.py", "tarfile.py")),
         "calibrate-log": "\n".join(access_log(1000)),
         "calibrate-german": fortunes(at["fortunes-de"], "de", ("zitate",)),
-        "calibrate-table": "\n".join(table(4000)),
+        "calibrate-table": "\n".join(numbers(4000)),
         "calibrate-two": "ab" * (BYTES // 2),
         "calibrate-line": line * (BYTES // len(line) + 1),
         "calibrate-bible": story[:100000],
@@ -148,11 +183,22 @@ def make(folder: Path, packages: Path, bundled: Path) -> None:
         "judge-log": "\n".join(system_log(1500)),
         "judge-italian": fortunes(at["fortunes-it"], "it", ("leggi",)),
     }
+    texts.update(("calibrate-" + name, text) for name, text in passages(prose).items())
+    if stories:
+        import tokenizers
+        coder = tokenizers.Tokenizer.from_file(str(stories))
+        lines = (ROOT / "tests" / "accuracy" / "tinystories.ids").read_text().splitlines()
+        texts["judge-stories"] = "\n\n".join(coder.decode([int(x) for x in line.split()]) for line in lines)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         data = text.encode()[:BYTES].decode(errors="ignore")
         (folder / (name + ".txt")).write_text(data)
         print("%-20s %6d bytes" % (name, len(data.encode())))
+
+
+def spread(windows: np.ndarray, count: int) -> np.ndarray:
+    """So many of the windows, at equal distances."""
+    return windows[((np.arange(count) + 0.5) * len(windows) / max(1, count)).astype(int)]
 
 
 class Tokens:
@@ -176,21 +222,21 @@ class Tokens:
             flat = np.frombuffer(text, np.uint8).astype(np.int64)
         cut = flat[:flat.size // CONTEXT * CONTEXT].reshape(-1, CONTEXT)
         count = min(len(cut), most // CONTEXT)
-        return cut[(np.arange(count) + 0.5).__mul__(len(cut) / count).astype(int)]
+        return spread(cut, count)
 
 
 def mixed(own: np.ndarray, bundled: np.ndarray, share: float) -> list[np.ndarray]:
     """As many windows as `own` has, `share` of them of the bundled text, spread."""
     count = round(len(own) * share)
-    spread = (lambda n, of: of[((np.arange(n) + 0.5) * len(of) / n).astype(int)] if n else of[:0])
-    return [*spread(len(own) - count, own), *spread(count, bundled)]
+    return [*spread(own, len(own) - count), *spread(bundled, count)]
 
 
 def write_ids(path: Path, windows: Any) -> None:
     path.write_text("".join(" ".join(map(str, w)) + "\n" for w in windows))
 
 
-def moments(config: dict[str, Any], weights: dict[str, np.ndarray], windows: Any) -> dict[str, np.ndarray]:
+def moments(config: dict[str, Any], weights: dict[str, np.ndarray],
+            windows: np.ndarray) -> dict[str, np.ndarray]:
     """Second moments of the inputs of each set of products, by the name of its first weight."""
     sums: dict[str, np.ndarray] = {}
 
@@ -198,12 +244,8 @@ def moments(config: dict[str, Any], weights: dict[str, np.ndarray], windows: Any
         flat = x.reshape(-1, x.shape[-1])
         sums[names[0]] = sums.get(names[0], 0.0) + (flat.T @ flat).astype(np.float64)
 
-    by_length: dict[int, list[np.ndarray]] = {}
-    for w in windows:
-        by_length.setdefault(len(w), []).append(w)
-    for group in by_length.values():
-        for i in range(0, len(group), 8):
-            lm.forward(config, weights, np.stack(group[i:i + 8]), before)
+    for i in range(0, len(windows), 8):
+        lm.forward(config, weights, windows[i:i + 8], before)
     return sums
 
 
@@ -255,32 +297,59 @@ def measure(args: argparse.Namespace) -> None:
     judged = {k: Judge(config, weights, w) for k, w in read("judge", args.judge_tokens).items()}
     found = quantize(args.search, args.model, scratch / "out", None, "0")
     search = {k: j.kl(found) for k, j in judged.items()}
+    label = args.model.name if args.model.name != "model" else args.model.parent.name
     report: dict[str, Any] = {
-        "model": args.model.name if args.model.name != "model" else args.model.parent.name,
-        "tokens": args.tokens, "judge_tokens": args.judge_tokens, "search": search,
+        "context": CONTEXT, "tokens": args.tokens, "judge_tokens": args.judge_tokens, "search": search,
         "judged": {k: digest(j.windows) for k, j in judged.items()}, "texts": {}}
+    result = json.loads(args.out.read_text()) if args.out.exists() else {"models": {}}
+    before = result["models"].setdefault(label, report)
+    if {**before, "texts": 0} != {**report, "texts": 0}:
+        raise SystemExit("calibration_texts: %s has another measurement of %s; "
+                         "remove it to measure anew" % (args.out, label))
+    report = before
+    base = ranks(config, weights, bundled)
     for name, windows in own.items():
         if args.only and name not in args.only:
             continue
-        row: dict[str, Any] = {"windows": len(windows), "digest": digest(windows), "share_of_search": {}}
-        row["rank"] = ranks(moments(config, weights, windows), args.moments, name)
-        report["texts"][name] = row
+        relative = mixing.relative_rank(ranks(config, weights, windows), base)
+        row = report["texts"].setdefault(name, {"windows": len(windows), "digest": digest(windows), "shares": {}})
+        if row["digest"] != digest(windows):
+            raise SystemExit("calibration_texts: %s has another text %s" % (args.out, name))
+        row["relative_rank"], row["auto"] = round(relative, 4), round(mixing.share(relative), 4)
         for mix in args.mixes.split(",") if name != "bundled" else ["0"]:
-            chosen = windows
+            if mix in row["shares"] or mix == "auto" and row["auto"] == 0 and "{mix}" not in args.calibrate:
+                continue
+            chosen: Any = windows
             if "{mix}" not in args.calibrate:
-                chosen = mixed(windows, bundled, float(mix))
+                chosen = mixed(windows, bundled, row["auto"] if mix == "auto" else float(mix))
             write_ids(scratch / "text.ids", chosen)
             found = quantize(args.calibrate, args.model, scratch / "out", scratch / "text.ids", mix)
-            row["share_of_search"][mix] = {k: round(j.kl(found) / search[k], 4) for k, j in judged.items()}
-            print(name, mix, row["share_of_search"][mix], flush=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+            row["shares"][mix] = {k: round(j.kl(found) / search[k], 4) for k, j in judged.items()}
+            print(name, "%.3f" % relative, mix, row["shares"][mix], flush=True)
+            args.out.write_text(json_text(result) + "\n")
     shutil.rmtree(scratch)
 
 
-def ranks(found: dict[str, np.ndarray], keep: Path | None, name: str) -> dict[str, float]:
-    if keep:
-        np.savez(keep / name, **found)
-    return {k: round(mixing.effective_rank(h), 3) for k, h in found.items()}
+def ranks(config: dict[str, Any], weights: dict[str, np.ndarray], windows: np.ndarray) -> dict[str, float]:
+    """The effective rank of each set of inputs, of the rule's number of tokens."""
+    some = spread(windows, min(len(windows), mixing.SAMPLE // windows.shape[1]))
+    return {k: mixing.effective_rank(h) for k, h in moments(config, weights, some).items()}
+
+
+def show(path: Path) -> None:
+    """Prints a table for each model: the share of search's divergence on each text that judges, of each text and
+    mixture; the largest of them in front."""
+    for name, report in json.loads(path.read_text())["models"].items():
+        judged = sorted(report["judged"])
+        rows = []
+        for text, row in sorted(report["texts"].items(), key=lambda item: -item[1]["relative_rank"]):
+            for mix, cells in sorted(row["shares"].items(), key=lambda item: (item[0] == "auto", item[0])):
+                shown = "%.2f, the rule's" % row["auto"] if mix == "auto" else mix
+                if mix == "0" and row["auto"] == 0 and text != "bundled":
+                    shown += ", the rule's"
+                rows.append([text, "%.2f" % row["relative_rank"], shown, "**%.2f**" % max(cells.values()),
+                             *("%.3f" % cells[k] for k in judged)])
+        print("%s\n\n%s\n" % (name, markdown(("text", "relative rank", "mix", "worst", *judged), rows)))
 
 
 def main() -> None:
@@ -290,20 +359,24 @@ def main() -> None:
     one = commands.add_parser("make")
     one.add_argument("folder", type=Path)
     one.add_argument("--packages", type=Path, help="where Debian packages are or come")
+    one.add_argument("--stories", type=Path, help="the tokenizer.json of tinystories-656k")
     two = commands.add_parser("measure")
     two.add_argument("model", type=Path)
     two.add_argument("texts", type=Path)
     two.add_argument("out", type=Path)
     two.add_argument("--calibrate", required=True)
     two.add_argument("--search", required=True)
-    two.add_argument("--mixes", default="0,0.25,0.5,0.75")
+    two.add_argument("--mixes", default="0,0.25,0.5,0.75,auto")
     two.add_argument("--tokens", type=int, default=16384)
     two.add_argument("--judge-tokens", type=int, default=8192)
     two.add_argument("--only", nargs="*", help="these texts only")
-    two.add_argument("--moments", type=Path, help="a folder that gets the second moments")
+    three = commands.add_parser("table")
+    three.add_argument("result", type=Path)
     args = parser.parse_args()
-    if args.command == "make":
-        make(args.folder, args.packages or args.folder / "packages", args.bundled)
+    if args.command == "table":
+        show(args.result)
+    elif args.command == "make":
+        make(args.folder, args.packages or args.folder / "packages", args.bundled, args.stories)
     else:
         measure(args)
 

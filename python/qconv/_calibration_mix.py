@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Tuple
 
-WIDE = 0.75  # of the bundled text's effective rank: a text that has so much is not narrow
+WIDE = 0.9   # of the bundled text's effective rank: a text that has so much is not narrow
 MOST = 0.75  # of all tokens are the bundled text's beside a text that is nearly one line over and over
 SAMPLE = 4096  # tokens of either text are enough for their ranks
 
@@ -18,6 +18,8 @@ def effective_rank(moment: Any) -> float:
              of tokens with each other [tokens, tokens] have the same eigenvalues, and are less where tokens are few.
 
     Raises ValueError for a moment that is zero or not finite."""
+    if not 0 < float(moment.trace()) < math.inf:
+        raise ValueError("a second moment is zero or not finite")
     if hasattr(moment, "detach"):
         import torch
         values = torch.linalg.eigvalsh(moment.detach().double()).tolist()
@@ -25,8 +27,6 @@ def effective_rank(moment: Any) -> float:
         import numpy
         values = numpy.linalg.eigvalsh(numpy.asarray(moment, numpy.float64)).tolist()
     total = math.fsum(v for v in values if v > 0)  # those below zero are rounding
-    if not 0 < total < math.inf:
-        raise ValueError("a second moment is zero or not finite")
     return math.exp(-math.fsum(v / total * math.log(v / total) for v in values if v > 0))
 
 

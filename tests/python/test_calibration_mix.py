@@ -63,8 +63,9 @@ class Ranks(unittest.TestCase):
 
     def test_refusals(self):
         for rank in self.each():
-            with self.assertRaises(ValueError):
-                rank([[0.0, 0.0], [0.0, 0.0]])
+            for bad in (0.0, math.nan, math.inf):
+                with self.assertRaises(ValueError):
+                    rank([[bad, bad], [bad, bad]])
 
 
 class Relative(unittest.TestCase):
@@ -86,7 +87,7 @@ class Shares(unittest.TestCase):
     def test_narrow_text(self):
         self.assertAlmostEqual(mix.share(0), mix.MOST)
         self.assertAlmostEqual(mix.share(mix.WIDE / 2), mix.MOST / 2)
-        falling = [mix.share(i / 100) for i in range(76)]
+        falling = [mix.share(i / 100) for i in range(91)]
         self.assertEqual(falling, sorted(falling, reverse=True))
 
     def test_windows(self):
