@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 
 BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libzstd-dev libxxhash-dev
     libpcre2-dev libutf8proc-dev)
-TEST_PACKAGES=(g++ libcmocka-dev libopenblas0-pthread python3 zstd dpkg-dev file)
+TEST_PACKAGES=(g++ libcmocka-dev libopenblas0-pthread python3 python3-numpy zstd dpkg-dev file)
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -127,7 +127,7 @@ def squares(s):
         for n in names:
             found[n] = (x.reshape(-1, x.shape[-1]).astype(np.float64) ** 2).mean(0)
 
-    lm.forward(s.model.config, s.model.weights, windows(s), see)
+    lm.logits(s.model.config, s.model.weights, windows(s), see)
     return found
 
 

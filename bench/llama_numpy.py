@@ -1,4 +1,5 @@
-"""A Llama forward pass in numpy and a reader of quantized checkpoints, for bench_accuracy.py."""
+"""A Llama forward pass in numpy, a reader of quantized checkpoints and what is judged of them: for bench_accuracy.py
+and for tests, which so need no other package."""
 import json
 import os
 import struct
@@ -91,10 +92,14 @@ def rope(x, theta):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def forward(config, w, tokens, before=None):
-    """tokens [batch, n] -> log probabilities [batch, n, vocab], float64. Where before is given,
-    before(names, x) gets the inputs of the weights that are used next, and may replace these in w;
-    then there is no result."""
+def read_config(folder):
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
+        return json.load(f)
+
+
+def logits(config, w, tokens, before=None):
+    """tokens [batch, n] -> [batch, n, vocab], float32. Where before is given, before(names, x) gets the
+    inputs of the weights that are used next, and may replace these in w; then there is no result."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     dim = config.get("head_dim") or config["hidden_size"] // heads
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
@@ -139,32 +144,44 @@ def forward(config, w, tokens, before=None):
         x = x + y @ w[p + "mlp.down_proj.weight"].T
     if before:
         return None
-    logits = (norm(x, "model.norm.weight") @ head.T).astype(np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return norm(x, "model.norm.weight") @ head.T
 
 
-def kl(config, reference, weights, tokens, step=8):
-    """Mean KL divergence in nats of the reference's outputs from those of `weights`."""
-    total = 0.0
-    for at in range(0, len(tokens), step):
-        b = forward(config, weights, tokens[at:at + step])
-        a = reference[at:at + step]
-        total += float((np.exp(a) * (a - b)).sum())
-    return total / tokens.size
+def forward(config, w, tokens):
+    """tokens [batch, n] -> log probabilities [batch, n, vocab], float64."""
+    x = logits(config, w, tokens).astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def log_probs(config, weights, tokens, step=8):
-    return np.concatenate([forward(config, weights, tokens[i:i + step])
-                           for i in range(0, len(tokens), step)])
+class Judge:
+    """What predictions of other weights are beside those of a model, over windows of ids, [windows, tokens]."""
 
+    def __init__(self, config, weights, windows, step=16):
+        self.config, self.ids, self.step = config, windows, step
+        self.base = [self.logs(weights, i) for i in range(0, len(windows), step)]
+        self.windows = None  # of the last call: KL divergence and log ratio, a mean for each
 
-def own_text(config, weights, windows, length, seed):
-    """Text that the model itself writes: for a model without held-out text at hand."""
-    rng = np.random.default_rng(seed)
-    tokens = np.full((windows, 1), config.get("bos_token_id") or 0)
-    for _ in range(length - 1):
-        p = np.exp(forward(config, weights, tokens)[:, -1])
-        pick = (p.cumsum(-1) > rng.random((windows, 1)) * p.sum(-1, keepdims=True)).argmax(-1)
-        tokens = np.concatenate([tokens, pick[:, None]], 1)
-    return tokens
+    def logs(self, weights, at):
+        return forward(self.config, weights, self.ids[at:at + self.step])[:, :-1]
+
+    def __call__(self, weights):
+        right, base_right, kl, same = [], [], [], []
+        for i, a in enumerate(self.base):
+            b = self.logs(weights, i * self.step)
+            next_token = self.ids[i * self.step:(i + 1) * self.step, 1:, None]
+            right.append(-np.take_along_axis(b, next_token, -1).ravel())
+            base_right.append(-np.take_along_axis(a, next_token, -1).ravel())
+            kl.append((np.exp(a) * (a - b)).sum(-1).ravel())
+            same.append((a.argmax(-1) == b.argmax(-1)).ravel())
+        right, base_right, kl, same = map(np.concatenate, (right, base_right, kl, same))
+        paired, n = right - base_right, len(kl)
+        self.windows = [x.reshape(len(self.ids), -1).mean(1) for x in (kl, paired)]
+        error = [float(x.std(ddof=1) / n ** 0.5) for x in (right, paired, kl, same)]
+        p, p0 = float(np.exp(right.mean())), float(np.exp(base_right.mean()))
+        return {"perplexity": p, "perplexity_error": p * error[0], "base_perplexity": p0,
+                "difference": p - p0, "difference_error": p * error[1],
+                "log_ratio": float(paired.mean()), "log_ratio_error": error[1],
+                "kl_mean": float(kl.mean()), "kl_error": error[2],
+                "kl_99": float(np.quantile(kl, 0.99)), "top1": float(same.mean()),
+                "top1_error": error[3], "predicted": n}

@@ -289,7 +289,7 @@ def integers(models):
            "beside those of llm-compressor's GPTQ and of AutoRound, and beside our NF4 with as many bits. In a table",
            "all rows have the same weights quantized, and all that are calibrated read the same %d tokens, in"
            % texts[0][1]["tokens"],
-           "windows of 256. `qconv eval OUT --against MODEL` evaluated all of them; it reads the others' files too.",
+           "windows of 256. One forward pass evaluated all of them, from the others' files as they are.",
            "Each model was rounded to bfloat16 before, so that scales take 16 bits, as in nearly every checkpoint.",
            "",
            "- **GPTQ**, **AutoRound**: by llm-compressor's own pipeline, symmetric, with its defaults: `actorder`",
@@ -373,11 +373,11 @@ def page(r, experts):
     out = ["# Accuracy", "",
            "This page says how much quantizing costs: for two small language models, MiniLM and normal",
            "random weights, in every form of qconv, beside bitsandbytes and llama.cpp. To measure your own",
-           "model, run `qconv eval OUT --against MODEL --text FILE` ([eval.md](eval.md)).", "",
+           "model, run `python -m qconv eval OUT --against MODEL --text FILE` ([eval.md](eval.md)).", "",
            "Only the weights of linear layers differ between the rows of a model. Embeddings, norms and",
            "the head stay as they are, also for llama.cpp, which would quantize them too. All weights are",
            "restored to float32 and evaluated by the same forward pass, "
-           + ("that of `qconv eval`." if r["evaluator"] == "qconv" else "in numpy."), "",
+           + ("with which one in numpy agrees." if r["evaluator"] == "qconv" else "in numpy."), "",
            "- **bits**: bits of codes and scales per quantized weight, as stored. Constant tables beside an",
            "  NF4 weight (1.3 KB, whatever its size) are left out.",
            "- **MSE / 1000**: sum of squared errors over sum of squares of the weights, in thousandths.",

@@ -21,7 +21,7 @@ endfunction()
 set(qconv_headers)
 qconv_header(device_reader.h "" base/status.h base/dtype.h formats/device_reader.h)
 qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h convert/library/library.h
-  quant/quant_weights.h quant/weight_slice.h quant/cpu_matmul.h)
+  convert/library/values.h quant/quant_weights.h quant/weight_slice.h quant/cpu_matmul.h)
 
 # What runs on GPUs; installed where there are kernels.
 qconv_header(gpu_load.h "#include <qconv/device_reader.h>\n" convert/gpu/gpu_load.h)
@@ -58,7 +58,7 @@ function(qconv_shared target name source)
   endif()
 endfunction()
 qconv_shared(qconv_library libqconv ${CMAKE_SOURCE_DIR}/convert/library/library.c
-  qconv_formats qconv_quant qconv_base)
+  qconv_values qconv_formats qconv_quant qconv_base)
 set(qconv_libraries qconv_library)
 # docs/decisions/0024-two-libraries.md
 if(TARGET qconv_kernels)
@@ -111,7 +111,8 @@ endif()
 
 # The same for programs that link statically. Names that are no part of the interface are seen in it.
 add_library(qconv_archive STATIC ${CMAKE_SOURCE_DIR}/convert/library/library.c
-  $<TARGET_OBJECTS:qconv_formats> $<TARGET_OBJECTS:qconv_quant> $<TARGET_OBJECTS:qconv_base>)
+  $<TARGET_OBJECTS:qconv_values> $<TARGET_OBJECTS:qconv_formats> $<TARGET_OBJECTS:qconv_quant>
+  $<TARGET_OBJECTS:qconv_base>)
 target_compile_definitions(qconv_archive PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
 target_link_libraries(qconv_archive PRIVATE qconv_flags)
 set_target_properties(qconv_archive PROPERTIES OUTPUT_NAME qconv

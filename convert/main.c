@@ -85,8 +85,8 @@ static const struct {
     {QC_CMD_CONVERT, qc_cmd_convert},   {QC_CMD_INSPECT, qc_cmd_inspect},
     {QC_CMD_VERIFY, qc_cmd_verify},     {QC_CMD_UNPACK, qc_cmd_unpack},
     {QC_CMD_PLAN, qc_cmd_plan},         {QC_CMD_HARDWARE, qc_cmd_hardware},
-    {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_EVAL, qc_cmd_eval},
-    {QC_CMD_HELP, print_text},          {QC_CMD_VERSION, print_text},
+    {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_HELP, print_text},
+    {QC_CMD_VERSION, print_text},
 };
 
 static qc_status run(const qc_options *o, qc_error *err)
@@ -101,8 +101,7 @@ static qc_status run(const qc_options *o, qc_error *err)
 static qc_status settle_paths(qc_options *o, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_MISSING;
-    int reads_model =
-        o->command == QC_CMD_CONVERT || o->command == QC_CMD_INSPECT || o->command == QC_CMD_EVAL;
+    int reads_model = o->command == QC_CMD_CONVERT || o->command == QC_CMD_INSPECT;
     if (o->command == QC_CMD_PLAN)
         reads_model =
             qc_path_stat(o->call.model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;

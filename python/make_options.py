@@ -4,7 +4,7 @@ import keyword
 import textwrap
 
 COMMANDS = {"plan": "Plan", "convert": "Convert", "inspect": "Inspect", "verify": "Verify", "unpack": "Unpack",
-            "validate": "Validate", "eval": "Eval", "hardware": "Hardware"}
+            "validate": "Validate", "hardware": "Hardware"}
 # What the functions have parameters or functions of their own for, or say to the program themselves.
 LEFT_OUT = {"progress", "json", "quiet", "verbose", "help", "version", "dry-run", "mode"}
 TYPES = {"switch": "bool", "number": "Union[int, str]", "decimal": "float", "size": "Union[int, str]",

@@ -25,12 +25,12 @@ LAYERS = {
 # The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
-    {"library", "output", "term"},
+    {"output", "term"},
     {"adapter", "device", "model", "tokenizer"},
-    {"family", "hardware", "known", "plan", "validate"},
+    {"family", "hardware", "known", "library", "plan", "validate"},
     {"forward"},
     {"backward"},
-    {"calibrate", "eval", "fit"},
+    {"calibrate", "fit"},
     {"gpu", "pipeline"},
     {"run"},
     {"verify"},
@@ -38,7 +38,7 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The budget: lines of the product, which is the C and CUDA of all layers (CONTRIBUTING.md says when it changes).
-MAX_PRODUCT_LINES = 108992
+MAX_PRODUCT_LINES = 108160
 MAX_ROOM_FILES = 40
 MAX_LINES = 800
 MAX_COLUMNS = 100

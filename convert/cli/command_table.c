@@ -132,23 +132,6 @@ const qc_command_row qc_command_table[] = {
                  "show errors and times of every layer\n"
                  "qconv validate out --against model --baseline good.json\n"
                  "test the accuracy in a pipeline\n"},
-    {.command = QC_CMD_EVAL,
-     .name = "eval",
-     .foreign = "perplexity ppl evaluate evaluation kl kld",
-     .summary = "measure perplexity and KL divergence of a language model",
-     .text = "Read a text with the language model OUT, a qconv output or any checkpoint of the "
-             "Llama family, and report its perplexity. With --against it also reports how far "
-             "its predictions are from those of MODEL: the KL divergence, how often both would "
-             "say the same token, and the difference in perplexity with its standard error. One "
-             "layer is in memory at a time, so the model need not fit.\n"
-             "\n"
-             "docs/eval.md says what is computed and how.",
-     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}},
-     .place_count = 1,
-     .examples = "qconv eval llama-nf4 --against Llama-3.1-8B --text wiki.txt\n"
-                 "measure what quantizing cost\n"
-                 "qconv eval llama-nf4 --text prompts.ids --json\n"
-                 "measure perplexity over token ids\n"},
     {.command = QC_CMD_HELP,
      .name = "help",
      .summary = "show the help of a command",
@@ -160,6 +143,7 @@ const qc_command_row qc_command_table[] = {
 const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_table;
 
 const qc_text_row qc_python_command_table[] = {
+    {"eval", "measure perplexity and KL divergence of a model on a text", 0},
     {"plan-training", "find settings for fine-tuning that fit the GPUs", 0},
     {"from-torch", "write the .bin files of PyTorch as .safetensors", 0},
     {"report", "write one HTML page about an output: sizes, errors, speed", 0},
@@ -174,8 +158,7 @@ const qc_text_row qc_exit_code_table[] = {
     {"3", "the input breaks a rule of its format, is not supported, or holds a bad value", 0},
     {"4", "a check failed",
      QC_CMD_BIT(QC_CMD_CONVERT) | QC_CMD_BIT(QC_CMD_VERIFY) | QC_CMD_BIT(QC_CMD_UNPACK) |
-         QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) | QC_CMD_BIT(QC_CMD_INSPECT) |
-         QC_CMD_BIT(QC_CMD_PLAN)},
+         QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_INSPECT) | QC_CMD_BIT(QC_CMD_PLAN)},
     {"5", "there is no such device", ~(QC_CMD_BIT(QC_CMD_UNPACK) | QC_CMD_BIT(QC_CMD_INSPECT))},
     {"130", "it was interrupted", 0},
 };

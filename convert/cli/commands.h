@@ -12,6 +12,5 @@ QC_NODISCARD qc_status qc_cmd_unpack(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_plan(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_hardware(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_validate(const qc_options *o, qc_error *err);
-QC_NODISCARD qc_status qc_cmd_eval(const qc_options *o, qc_error *err);
 
 #endif

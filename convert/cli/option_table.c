@@ -10,10 +10,9 @@
 #define PLAN     QC_CMD_BIT(QC_CMD_PLAN)
 #define HARDWARE QC_CMD_BIT(QC_CMD_HARDWARE)
 #define VALIDATE QC_CMD_BIT(QC_CMD_VALIDATE)
-#define EVAL     QC_CMD_BIT(QC_CMD_EVAL)
 #define FITTING  (CONVERT | PLAN)
-#define WORKING  (CONVERT | VERIFY | UNPACK | VALIDATE | EVAL)
-#define ANSWERS  (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | VALIDATE | EVAL)
+#define WORKING  (CONVERT | VERIFY | UNPACK | VALIDATE)
+#define ANSWERS  (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | VALIDATE)
 #define ANYWHERE (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 #define ROW(option, of_commands, of_group)                                                         \
@@ -233,14 +232,14 @@ const qc_option_row qc_option_table[] = {
      .help = "what becomes of floating-point tensors that are not quantized",
      .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 the option "
              "counts only for a checkpoint that is quantized already."},
-    {ROW("lora", FITTING | EVAL, TENSORS), OWN(QC_ARG_FILE, qc_option_set_lora),
+    {ROW("lora", FITTING, TENSORS), OWN(QC_ARG_FILE, qc_option_set_lora),
      .arg = "ADAPTER[:SCALE]", .repeats = 1, .since = "0.5.0",
      FOREIGN({.names = "adapter adapters peft lora-adapter lora-path merge merge-lora lora-scaled"}),
      .help = "merge a low-rank adapter of peft's into MODEL first; may be repeated",
      .more = "ADAPTER is a folder with adapter_config.json and adapter_model.safetensors, and "
              "ADAPTER:0.5 weakens what it does by a half. Several are added in the order given. "
              "The weights are merged in double precision while they are read, before they are "
-             "quantized or cast. With eval and --against it is merged into the MODEL of that."},
+             "quantized or cast."},
     {ROW("keep", FITTING, TENSORS), OWN(QC_ARG_TEXT, qc_option_set_rule), .arg = "GLOB",
      .repeats = 1, .since = "0.1.0",
      FOREIGN({.names = "skip skip-modules exclude ignore no-quantize modules-to-not-convert "
@@ -402,7 +401,7 @@ const qc_option_row qc_option_table[] = {
      .since = "0.2.0",
      .help = "write only the shards of one device of the plan, such as cuda:0 or cpu",
      .more = "This is for outputs that were made with --vram."},
-    {ROW("device", CONVERT | VALIDATE | EVAL, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
+    {ROW("device", CONVERT | VALIDATE, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
      .arg = "auto|cpu|cuda[:N,...]", .dflt_note = "auto", .since = "0.3.0",
      FOREIGN({.names = "gpu gpus cuda use-gpu use-cuda gpu-id gpu-ids cuda-device "
                        "cuda-visible-devices ngl", .meant = "--device cuda, or cuda:0,2"},
@@ -414,7 +413,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("as", HARDWARE, FIT), TEXT(as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {ROW("against", VERIFY | VALIDATE | EVAL, MEASURE), PATH(call.against), .arg = "MODEL",
+    {ROW("against", VERIFY | VALIDATE, MEASURE), PATH(call.against), .arg = "MODEL",
      .required = VALIDATE, .missing = "the checkpoint that OUT was made from",
      .since = "0.3.0",
      FOREIGN({.names = "original reference ref base base-model source model baseline-model "
@@ -428,41 +427,6 @@ const qc_option_row qc_option_table[] = {
     {ROW("codes", VERIFY, MEASURE), SWITCH(count_codes), .since = "0.5.0",
      RULES({.needs = "--json"}),
      .help = "count how often each quantized weight has each code, as a member \"codes\""},
-    {ROW("text", EVAL, MEASURE), PATH(eval.text), .arg = "FILE", .required = EVAL,
-     .missing = "a file of text, or of token ids", .since = "0.4.0",
-     FOREIGN({.names = "file data dataset corpus prompt prompts input f"}),
-     .help = "the text to read, or a FILE.ids with token ids, one sequence per line",
-     .more = "The text is UTF-8. A file whose name ends in .ids holds decimal token ids with "
-             "spaces between them, one sequence per line; they are taken as they are."},
-    {ROW("tokenizer", EVAL, MEASURE), PATH(call.tokenizer), .arg = "PATH",
-     .dflt_note = "the model's own", .since = "0.4.0",
-     RULES({.needs = "--text"}),
-     .help = "a tokenizer.json, or a directory that has one"},
-    {ROW("image-states", EVAL, MEASURE), PATH(call.image_states), .arg = "FILE", .since = "0.5.0",
-     RULES({.needs = "--text"}),
-     .help = "states of images that the text's sequences see (Llama 3.2 Vision)",
-     .more = "FILE is safetensors with a tensor states.N for sequence N of the text, from 0, or one "
-             "named states for all of them. docs/eval.md says how to make it."},
-    {ROW("context", EVAL, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
-     .max = 1000000000, .dflt_note = "2048, or the model's limit",
-     .since = "0.4.0",
-     FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
-                       "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
-     RULES({.needs = "--text"}),
-     .help = "length in tokens of the windows that the text is cut into"},
-    {ROW("max-tokens", EVAL, MEASURE), NUMBER(eval.max_tokens), .arg = "N", .min = 2,
-     .max = 1000000000000, .dflt_note = "all", .since = "0.4.0",
-     RULES({.needs = "--text"}),
-     .help = "read at most this many tokens of the text"},
-    {ROW("max-kl", EVAL, MEASURE), DECIMAL(eval.max_kl, 0, 100), .arg = "X", .since = "0.4.0",
-     RULES({.needs = "--against"}),
-     .help = "end with exit code 4 if the mean KL divergence is larger",
-     .more = "X is in nats, above 0 and at most 100."},
-    {ROW("max-distance", EVAL, MEASURE), DECIMAL(eval.max_distance, 0, 100), .arg = "X",
-     .since = "0.5.0",
-     RULES({.needs = "--against"}),
-     .help = "the same for an encoder: the mean distance of hidden states",
-     .more = "X is above 0 and at most 100; 0.01 is a hundredth of what the states are."},
     {ROW("sample", VALIDATE, MEASURE), NUMBER(validate.sample), .arg = "N", .min = 1,
      .max = 1000000, .dflt_note = "all", .since = "0.3.0",
      .help = "measure only this many of the quantized layers, spread evenly"},
@@ -536,7 +500,7 @@ const qc_option_row qc_option_table[] = {
      FOREIGN({.names = "silent s no-progress"}),
      RULES({.not_with = "--verbose"}),
      .help = "show errors only: no progress, no summary and no warnings",
-     .more = "The answers of plan, inspect, hardware, eval, validate and report, --dry-run "
+     .more = "The answers of plan, inspect, hardware, validate and report, --dry-run "
              "and --json are still printed. convert, unpack and verify print nothing when "
              "all is well: their exit code says so."},
     {ROW("verbose", ANYWHERE, OTHER), .letter = 'v', COUNT(call.verbose), .repeats = 1,

@@ -3,7 +3,6 @@
 #ifndef QC_CONVERT_OPTIONS_H
 #define QC_CONVERT_OPTIONS_H
 
-#include "convert/eval/eval.h"
 #include "convert/run/convert_options.h"
 #include "convert/term/call.h"
 #include "convert/validate/validate_gpu.h"
@@ -16,7 +15,6 @@ typedef enum {
     QC_CMD_PLAN,
     QC_CMD_HARDWARE,
     QC_CMD_VALIDATE,
-    QC_CMD_EVAL,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
     QC_CMD_VERSION
 } qc_command;
@@ -43,7 +41,6 @@ typedef struct {
     qc_convert_options convert;
     qc_validate_options validate;
     qc_product_options products;
-    qc_eval_options eval;
 } qc_options;
 
 /* Parses argv into *out. A mistake is QC_ERR_USAGE, with one line that names it and what was

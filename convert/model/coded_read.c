@@ -70,8 +70,8 @@ static qc_status read_raw_scales(const qc_checkpoint *model, qc_st_cursor *curso
                                  uint64_t bytes, qc_error *err)
 {
     QC_TRY(reserve(&s->raw, &s->raw_room, bytes, err));
-    return qc_checkpoint_read(model, cursor, &model->tensors[w->scales], offset, s->raw,
-                              (size_t)bytes, err);
+    return qc_checkpoint_read(model, s->scales_cursor ? s->scales_cursor : cursor,
+                              &model->tensors[w->scales], offset, s->raw, (size_t)bytes, err);
 }
 
 /* Reads the rows of tiles that `rows` rows from first_row on touch, as floats, into s->scales. */
@@ -138,7 +138,9 @@ qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const 
     if (w->coding == QC_CODING_FP8) {
         QC_TRY(read_fp8(model, cursor, ops, t, w, s, first, n, out, &bad, err));
     } else if (qc_coding_is_integer(w->coding)) {
-        const qc_packed_source src = {.model = model, .cursor = cursor, .ops = ops, .t = t, .w = w};
+        qc_st_cursor *beside = s->scales_cursor ? s->scales_cursor : cursor;
+        const qc_packed_source src = {
+            .model = model, .cursor = cursor, .beside = beside, .ops = ops, .t = t, .w = w};
         QC_TRY(qc_packed_read(&src, &s->stripe, first, n, out, &bad, err));
     } else {
         if (first % QC_MXFP4_BLOCK != 0 || n % QC_MXFP4_BLOCK != 0)

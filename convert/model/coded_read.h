@@ -20,6 +20,9 @@ typedef struct {
     qc_dtype table_dtype;
     float table[256];
     qc_packed_stripe stripe; /* of integers */
+    /* Reads scales and zero points, so that a frame of codes stays decoded beside one of them;
+     * borrowed. NULL: the cursor of the codes does. */
+    qc_st_cursor *scales_cursor;
 } qc_coded_scratch;
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);

@@ -56,7 +56,8 @@ static uint64_t per_word(const qc_coded_weight *w)
 static qc_status read_raw(const qc_packed_source *src, qc_packed_stripe *s, uint32_t tensor,
                           uint64_t offset, uint64_t at, uint64_t bytes, qc_error *err)
 {
-    return qc_checkpoint_read(src->model, src->cursor, &src->model->tensors[tensor], offset,
+    const qc_checkpoint_tensor *t = &src->model->tensors[tensor];
+    return qc_checkpoint_read(src->model, t == src->t ? src->cursor : src->beside, t, offset,
                               (unsigned char *)s->raw.data + at, (size_t)bytes, err);
 }
 

@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
     const qc_checkpoint *model;
-    qc_st_cursor *cursor;
+    qc_st_cursor *cursor, *beside; /* of the codes, and of what lies beside them */
     const qc_quant_ops *ops;
     const qc_checkpoint_tensor *t; /* the tensor of the codes */
     const qc_coded_weight *w;

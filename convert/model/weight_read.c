@@ -45,6 +45,9 @@ qc_status qc_weight_reader_open(qc_weight_reader *out, const qc_checkpoint *mode
     qc_status st = qc_st_cursor_create(&out->codes, err);
     if (st == QC_OK)
         st = qc_st_cursor_create(&out->scales, err);
+    if (st == QC_OK)
+        st = qc_st_cursor_create(&out->maps, err);
+    out->coded.scales_cursor = out->scales;
     if (st != QC_OK)
         qc_weight_reader_close(out);
     return st;
@@ -57,6 +60,7 @@ void qc_weight_reader_close(qc_weight_reader *r)
         qc_free(buffers[i]);
     qc_st_cursor_destroy(r->codes);
     qc_st_cursor_destroy(r->scales);
+    qc_st_cursor_destroy(r->maps);
     qc_coded_scratch_deinit(&r->coded);
     *r = (qc_weight_reader){0};
 }
@@ -88,14 +92,13 @@ static qc_status read_nested(qc_weight_reader *r, const qc_stored_weight *w, uin
     QC_TRY(room(&r->nested, groups, sizeof(float), err));
     QC_TRY(room(&r->raw, skip + n, 1, err));
     QC_TRY(room(&r->numbers, skip + n, sizeof(float), err));
-    QC_TRY(qc_checkpoint_read(m, r->scales, &m->tensors[w->nested_map], 0, map, sizeof map, err));
-    QC_TRY(qc_checkpoint_read(m, r->scales, &m->tensors[w->nested_absmax], group * sizeof(float),
+    QC_TRY(qc_checkpoint_read(m, r->maps, &m->tensors[w->nested_map], 0, map, sizeof map, err));
+    QC_TRY(qc_checkpoint_read(m, r->maps, &m->tensors[w->nested_absmax], group * sizeof(float),
                               r->nested.data, (size_t)groups * sizeof(float), err));
     QC_TRY(qc_checkpoint_read(m, r->scales, &m->tensors[w->absmax], first - skip, r->raw.data,
                               (size_t)(skip + n), err));
-    r->ops->nested_dequantize(r->raw.data, r->nested.data, map, skip + n,
-                              per > UINT32_MAX ? UINT32_MAX : (uint32_t)per, w->nested_offset,
-                              r->numbers.data);
+    r->ops->nested_dequantize(r->raw.data, r->nested.data, map, skip + n, (uint32_t)per,
+                              w->nested_offset, r->numbers.data);
     *out = (const float *)r->numbers.data + skip;
     return QC_OK;
 }
@@ -128,13 +131,9 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
     uint64_t overflow = 0;
     float map[16];
     qc_form form = qc_scheme_form(w->stored_as, cols, w->block_elems, 0);
-    if ((first - skip) * form.ops->bits % 8 != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s': a block of %" PRIu64 " codes does not begin with a byte",
-                r->model->tensors[s->tensor].name, per_scale);
     QC_TRY(read_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
     if (w->quant_map != UINT32_MAX) {
-        QC_TRY(qc_checkpoint_read(r->model, r->scales, &r->model->tensors[w->quant_map], 0, map,
+        QC_TRY(qc_checkpoint_read(r->model, r->maps, &r->model->tensors[w->quant_map], 0, map,
                                   sizeof map, err));
         form.code_map = map;
     }

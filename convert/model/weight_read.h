@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     const qc_checkpoint *model;
     const qc_quant_ops *ops;
-    qc_st_cursor *codes, *scales; /* two, so that a frame of codes stays decoded */
+    qc_st_cursor *codes, *scales, *maps; /* three, so that a frame of each stays decoded */
     qc_coded_scratch coded;
     qc_packed_buffer raw, nested, numbers, made;
 } qc_weight_reader;

@@ -5,6 +5,8 @@
 
 #include "convert/model/recipe_options.h"
 
+#include <stddef.h>
+
 /* How a model lies on several GPUs. */
 typedef enum {
     QC_PARALLEL_LAYERS, /* each layer lies whole on one of them */

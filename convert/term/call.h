@@ -24,7 +24,7 @@ typedef struct {
     /* first positional argument: MODEL, OUT (verify), OUT (unpack), PATH (inspect) */
     const char *model;
     const char *out;     /* second positional argument, or NULL */
-    const char *against; /* verify, validate, eval, report: MODEL, or NULL */
+    const char *against; /* verify, validate: MODEL, or NULL */
     qc_lora *loras;      /* what is merged into MODEL, in this order */
     uint32_t lora_count;
     const char *tokenizer;    /* a directory or tokenizer.json; NULL: the model's own */

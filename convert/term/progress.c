@@ -31,7 +31,6 @@ struct qc_progress {
     const char *verb;
     _Atomic uint64_t total_bytes, done_bytes;
     _Atomic int no_amounts;
-    _Atomic uint64_t times, token_bytes;
     show_kind show;
     double start_s;
 
@@ -88,33 +87,11 @@ static void short_tail_text(char *out, size_t out_bytes, const qc_progress_state
     (void)snprintf(out, out_bytes, "  %s left", left);
 }
 
-/* "  1,024 of 8,192 tokens  93 tokens/s  1:17 left" */
-static void tokens_text(char *out, size_t out_bytes, const qc_progress_state *s)
-{
-    char done[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES], left[64];
-    double rate = s->rate / (double)s->token_bytes;
-    uint64_t all = s->total_bytes / s->token_bytes;
-    int n = snprintf(out, out_bytes, "  %s of %s token%s",
-                     qc_text_count(done, s->done_bytes / s->token_bytes), qc_text_count(total, all),
-                     qc_plural(all));
-    size_t used = n > 0 ? (size_t)n : 0;
-    if (rate > 0.0) {
-        n = snprintf(out + used, out_bytes - used, "  %.*f tokens/s", rate < 10.0, rate);
-        used += n > 0 ? (size_t)n : 0;
-    }
-    short_tail_text(left, sizeof left, s);
-    (void)snprintf(out + used, out_bytes - used, "%s", left);
-}
-
 /* "  5.90 of 14.0 GB  812 MB/s  0:10 left" */
 static void tail_text(char *out, size_t out_bytes, const qc_progress_state *s)
 {
     if (s->no_amounts) {
         short_tail_text(out, out_bytes, s);
-        return;
-    }
-    if (s->token_bytes) {
-        tokens_text(out, out_bytes, s);
         return;
     }
     char done[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
@@ -172,16 +149,15 @@ void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state 
 
 void qc_progress_json(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s)
 {
-    const uint64_t each = s->token_bytes && !s->no_amounts ? s->token_bytes : 1;
     const uint64_t done =
         s->total_bytes && s->done_bytes > s->total_bytes ? s->total_bytes : s->done_bytes;
-    const char *unit = s->no_amounts ? "steps" : s->token_bytes ? "tokens" : "bytes";
+    const char *unit = s->no_amounts ? "steps" : "bytes";
     char total[24] = "null";
     if (s->total_bytes)
-        (void)snprintf(total, sizeof total, "%" PRIu64, s->total_bytes / each);
+        (void)snprintf(total, sizeof total, "%" PRIu64, s->total_bytes);
     (void)snprintf(out, QC_PROGRESS_TEXT_BYTES,
                    "{\"progress\": \"%s\", \"done\": %" PRIu64 ", \"total\": %s, \"unit\": \"%s\"}",
-                   s->verb, done / each, total, unit);
+                   s->verb, done, total, unit);
 }
 
 /* ---- drawing ---- */
@@ -220,7 +196,6 @@ static void draw(qc_progress *p)
                            .done_bytes = done,
                            .total_bytes = p->total_bytes,
                            .no_amounts = p->no_amounts,
-                           .token_bytes = p->token_bytes,
                            .rate = recent_rate(p, t, done)};
     if (p->show == SHOW_BAR) {
         s.bar = 1;
@@ -310,7 +285,6 @@ qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char 
     qc_progress *p = mem;
     p->verb = verb;
     p->total_bytes = total_bytes;
-    p->times = 1;
     p->start_s = now_s();
     p->last_line_s = p->start_s;
     p->show = choose_show(call);
@@ -339,19 +313,10 @@ void qc_progress_hide_amounts(qc_progress *p)
     atomic_store(&p->no_amounts, 1);
 }
 
-void qc_progress_count_tokens(qc_progress *p, uint64_t tokens, uint64_t bytes)
-{
-    if (!p)
-        return;
-    atomic_store(&p->times, tokens);
-    atomic_store(&p->token_bytes, bytes);
-}
-
 void qc_progress_add(qc_progress *p, uint64_t bytes)
 {
     if (p)
-        atomic_fetch_add_explicit(&p->done_bytes, qc_sat_mul(bytes, atomic_load(&p->times)),
-                                  memory_order_relaxed);
+        atomic_fetch_add_explicit(&p->done_bytes, bytes, memory_order_relaxed);
 }
 
 double qc_progress_seconds(const qc_progress *p)

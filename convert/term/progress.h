@@ -24,9 +24,6 @@ void qc_progress_expect(qc_progress *p, uint64_t total_bytes);
 /* Tells p that the amounts are not bytes: then only the share that is done and the time that is
  * left are shown. */
 void qc_progress_hide_amounts(qc_progress *p);
-/* From now on the amounts that are added count once for each of so many tokens, and tokens are
- * shown. The total is `bytes` for each token. p may be NULL. */
-void qc_progress_count_tokens(qc_progress *p, uint64_t tokens, uint64_t bytes);
 /* Any thread may call it at any time; p may be NULL. */
 void qc_progress_add(qc_progress *p, uint64_t bytes);
 /* Seconds since p was created. */
@@ -43,13 +40,12 @@ typedef struct {
     double rate; /* bytes per second of the last few seconds */
     int bar;     /* 0: a plain line */
     int no_amounts;
-    uint64_t token_bytes; /* if not 0, so many bytes are one token */
     unsigned columns;
 } qc_progress_state;
 void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);
 /* The same as one JSON object: {"progress": "converting", "done": 5, "total": 14, "unit": "bytes"}.
- * The unit is "tokens" or "steps" (of no known size) where the amounts are not bytes, and the total
- * is null where it is not known. */
+ * The unit is "steps" (of no known size) where the amounts are not bytes, and the total is null
+ * where it is not known. */
 void qc_progress_json(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);
 
 #endif

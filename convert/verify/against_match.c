@@ -4,8 +4,8 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/expert_split.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_tables.h"
-#include "convert/model/sibling.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
@@ -156,7 +156,7 @@ static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const q
     QC_TRY(qc_integers_name(&name, m->a->arena, w, m->err));
     QC_FAIL(m->err, QC_ERR_UNSUPPORTED,
             "%s: tensor '%s' is %s %s, which qconv does not compare with the weights it was made "
-            "from; 'qconv eval --against' compares what the two models compute",
+            "from; 'python -m qconv eval --against' compares what the two models compute",
             m->a->output->path, to->name, name, why);
 }
 

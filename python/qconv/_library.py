@@ -1,7 +1,6 @@
 """libqconv.so through ctypes: what the package needs of its C interface, with exceptions.
 
-The functions are those of <qconv/device_reader.h>, <qconv/quant_weights.h> and <qconv/cpu_matmul.h>, which say
-what each one checks and promises. Pointers are integers here (data_ptr() of a tensor); whoever passes one keeps
+The functions are those of <qconv/device_reader.h> and <qconv/qconv.h>, which say what each one checks and promises. Pointers are integers here (data_ptr() of a tensor); whoever passes one keeps
 the memory alive.
 """
 import ctypes as c
@@ -75,6 +74,16 @@ class MatmulIo(c.Structure):
                 ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p)]
 
 
+class ValuesOptions(c.Structure):
+    _fields_ = [("experts", c.c_int), ("adapter_count", c.c_uint32), ("adapters", c.POINTER(c.c_char_p)),
+                ("adapter_scales", c.POINTER(c.c_double))]
+
+
+class ValuesTensor(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("stored_as", c.c_char_p), ("dtype", c.c_int), ("ndim", c.c_uint),
+                ("dims", c.c_uint64 * MAX_DIMS)]
+
+
 _ERROR = c.POINTER(Error)
 _FUNCTIONS = {
     "qc_version": (c.c_char_p, []),
@@ -88,6 +97,11 @@ _FUNCTIONS = {
     "qc_reader_shards_open": (c.c_int, [c.POINTER(c.c_void_p), c.c_void_p, c.c_size_t, _ERROR]),
     "qc_reader_shards_close": (None, [c.c_void_p]),
     "qc_reader_read": (c.c_int, [c.c_void_p, c.c_size_t, c.POINTER(ReaderSlice), c.c_void_p, _ERROR]),
+    "qc_values_open": (c.c_int, [c.POINTER(c.c_void_p), c.c_char_p, c.POINTER(ValuesOptions), _ERROR]),
+    "qc_values_close": (None, [c.c_void_p]),
+    "qc_values_count": (c.c_size_t, [c.c_void_p]),
+    "qc_values_at": (c.POINTER(ValuesTensor), [c.c_void_p, c.c_size_t]),
+    "qc_values_read": (c.c_int, [c.c_void_p, c.c_size_t, c.c_uint64, c.c_uint64, c.c_void_p, c.c_int, _ERROR]),
     "qc_form_ops_of": (c.c_void_p, [c.c_int]),
     "qc_weights_check": (c.c_int, [c.POINTER(Weights), c.c_uint64, c.c_uint64, c.c_uint64, _ERROR]),
     "qc_weights_dequantize": (c.c_int, [c.POINTER(Weights), c.c_uint64, c.c_uint64, c.c_void_p, c.c_int, c.c_uint,
@@ -103,7 +117,8 @@ _FUNCTIONS = {
 INTERFACE = "0.5"  # major and minor of the version whose structs stand above
 _STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_matmul_cpu_io": MatmulIo, "qc_reader_device": ReaderDevice,
             "qc_reader_options": ReaderOptions, "qc_reader_slice": ReaderSlice, "qc_reader_tensor": ReaderTensor,
-            "qc_weights": Weights, "qc_weights_part": WeightsPart, "qc_weights_read": WeightsRead}
+            "qc_values_options": ValuesOptions, "qc_values_tensor": ValuesTensor, "qc_weights": Weights,
+            "qc_weights_part": WeightsPart, "qc_weights_read": WeightsRead}
 
 
 def find_library(name: str = "libqconv.so", variable: str = "QCONV_LIBRARY") -> Path:

@@ -27,19 +27,8 @@ class ConvertOptions(TypedDict, total=False):
     no_double_quant: bool
     # how the scale of a block or row is chosen (default: search)
     scale: Union[Literal["absmax", "search", "refit"], str]
-    # choose codes and scales for the least error in the layers' outputs on this text
-    calibrate: StrPath
     # calibrate with second moments of inputs that were captured elsewhere
     hessians: StrPath
-    # read at most this many tokens of the calibration text (default: 131072, or all of the text)
-    calibration_tokens: Union[int, str]
-    # length in tokens of the windows that the calibration text is cut into (default: 2048, or the model's
-    # limit)
-    calibration_context: Union[int, str]
-    # the tokenizer.json for the calibration text, or a directory that has one (default: the model's own)
-    tokenizer: StrPath
-    # states of images that the calibration text's sequences see (Llama 3.2 Vision)
-    image_states: StrPath
     # how much more calibrating trusts the weights than the text (default: 0.1, and more with few tokens)
     damping: float
     # whether all outputs of a layer count alike (default: two where the moments are there, else one)
@@ -233,31 +222,5 @@ class ValidateOptions(TypedDict, total=False):
     save_baseline: StrPath
     # with --baseline: how much worse a layer may be (default: 0.001)
     tolerance: float
-    # how many threads work, 1 to 1024 (default: one per processor)
-    threads: Union[int, str]
-
-
-class EvalOptions(TypedDict, total=False):
-    """Options of `qconv eval`."""
-    # merge a low-rank adapter of peft's into MODEL first; may be repeated
-    lora: Union[StrPath, Sequence[StrPath]]
-    # what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2 (default: auto)
-    device: Values
-    # the checkpoint that OUT was made from
-    against: StrPath
-    # the text to read, or a FILE.ids with token ids, one sequence per line
-    text: StrPath
-    # a tokenizer.json, or a directory that has one (default: the model's own)
-    tokenizer: StrPath
-    # states of images that the text's sequences see (Llama 3.2 Vision)
-    image_states: StrPath
-    # length in tokens of the windows that the text is cut into (default: 2048, or the model's limit)
-    context: Union[int, str]
-    # read at most this many tokens of the text (default: all)
-    max_tokens: Union[int, str]
-    # end with exit code 4 if the mean KL divergence is larger
-    max_kl: float
-    # the same for an encoder: the mean distance of hidden states
-    max_distance: float
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]

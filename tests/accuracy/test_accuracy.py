@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Gates on accuracy: what every scheme does to a model's weights and predictions, as expected_*.json
-says. Standard library only; $QCONV names the program.
+says. The predictions are those of a forward pass in numpy (bench/llama_numpy.py); $QCONV names the
+program.
 
-  test_accuracy.py MODEL            compare; exit 1 if anything is off, with the figures; 77 no model
+  test_accuracy.py MODEL            compare; exit 1 if anything is off, with the figures; 77 no model or no numpy
   test_accuracy.py MODEL --update   write what is measured into expected_MODEL.json
   test_accuracy.py --plant          damage outputs of kjv-llama in known ways; each has to be found
 
@@ -10,6 +11,7 @@ MODEL: kjv-llama (bundled) or tinystories-656k ($QCONV_TINYSTORIES, or shared/da
 checkout). Everything is deterministic, so the tolerances are narrow; TOLERANCE has the reasons. A
 figure that is better by more than that fails as well: somebody should look, then --update.
 """
+import functools
 import json
 import math
 import os
@@ -21,6 +23,12 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+try:
+    import numpy as np
+    import llama_numpy as lm
+except ImportError:
+    lm = None
 QCONV = os.environ.get("QCONV", os.path.join(ROOT, "build", "qconv"))
 KJV = os.path.join(ROOT, "tests", "data", "kjv-llama")
 SKIP = 77
@@ -46,17 +54,14 @@ AUTO = ["--to", "auto", "--margin", "1", "--prefill", "2048", "--cuda-context", 
 CALIBRATED = ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
 MODELS = {
     "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1612KB", "narrow": "1291KB",
-                  "calibrate": "default", "group": "64",
-                  "options": ["--context", "256", "--max-tokens", "2048"]},
+                  "calibrate": "default", "group": "64", "windows": (8, 256)},
     "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1612KB",
                          "narrow": "1455KB", "group": "128",
-                         "calibrate": os.path.join(HERE, "tinystories_calibration.ids"),
-                         "options": ["--context", "128"]},
+                         "calibrate": os.path.join(HERE, "tinystories_calibration.ids")},
 }
 # metric: (relative, absolute, sign of worse). verify adds squares in float within a run
-# of weights, and may do so in another order in another version: some 1e-8. The forward pass is in float and the same bits
-# for every number of threads and every instruction set, but exp and log are the C library's. Adding
-# in quite another order (numpy) moves perplexity by 1e-7 and the KL divergence of NF4 by 1e-5; that
+# of weights, and may do so in another order in another version: some 1e-8. The forward pass is in
+# float; adding in another order moves perplexity by 1e-7 and the KL divergence of NF4 by 1e-5; that
 # of int8, where two distributions are nearly equal, by some 1e-9. A token whose first two
 # candidates are equal to the last bits may change places.
 TOLERANCE = {"error": (2e-7, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-4, 1e-8, +1),
@@ -93,16 +98,27 @@ def convert(model, options, out):
     run([QCONV, "-q", *options, "--device", "cpu", "--compress", "none", folder_of(model), out])
 
 
+@functools.lru_cache(maxsize=None)
+def judge_of(model):
+    """What gives perplexity, KL divergence and top-1 agreement of other weights, on the model's text."""
+    spec, folder = MODELS[model], folder_of(model)
+    if spec["text"].endswith(".ids"):
+        ids = np.loadtxt(spec["text"], dtype=np.int64)
+    else:  # the vocabulary is bytes
+        windows, tokens = spec["windows"]
+        ids = np.fromfile(spec["text"], np.uint8, windows * tokens).reshape(windows, tokens)
+    return lm.Judge(lm.read_config(folder), lm.read_weights(folder), ids)
+
+
 def measure(model, out):
     """The figures of an output, from its own bytes: nothing is taken from its manifest. Damage that
     verify finds does not end it."""
-    source, spec = folder_of(model), MODELS[model]
+    source = folder_of(model)
     against = json.loads(run([QCONV, "verify", "-q", "--json", out, "--against", source], (0, 4)))
     rows = [r for r in against["rows"] if r["kind"] == "quantized"]
     sizes = [math.prod(r["shape"]) for r in rows]
     squared = math.fsum(n * r["error"] ** 2 for n, r in zip(sizes, rows))
-    e = json.loads(run([QCONV, "eval", "-q", "--json", out, "--against", source, "--text",
-                        spec["text"], "--device", "cpu", *spec["options"]]))
+    e = judge_of(model)(lm.read_weights(out))
     return {"error": math.sqrt(squared / sum(sizes)), "perplexity": e["perplexity"],
             "kl_mean": e["kl_mean"], "kl_99": e["kl_99"], "top1": e["top1"],
             "bytes": against["output_bytes"]}
@@ -283,11 +299,15 @@ def plant():
 
 def main():
     arguments = sys.argv[1:]
-    if arguments == ["--plant"]:
-        return plant()
-    if not arguments or arguments[0] not in MODELS or arguments[1:] not in ([], ["--update"]):
+    plants = arguments == ["--plant"]
+    if not plants and (not arguments or arguments[0] not in MODELS or arguments[1:] not in ([], ["--update"])):
         print(__doc__, file=sys.stderr)
         return 2
+    if lm is None:
+        print("SKIPPED: numpy is missing; the package python3-numpy has it")
+        return SKIP
+    if plants:
+        return plant()
     if folder_of(arguments[0]) is None:
         print("SKIPPED: %s is not there; QCONV_TINYSTORIES names its folder" % arguments[0])
         return SKIP

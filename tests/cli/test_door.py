@@ -2,8 +2,6 @@
 """`--hessians fd:N`: what a program on the other side of the socket has solved is, byte for byte, what a file of
 the same moments gives; its values are those of the output; a run goes on where the other side was lost; and a bad
 line ends with one sentence. Stacks of experts, over the socket and from a file."""
-import array
-import functools
 import json
 import os
 import random
@@ -16,7 +14,7 @@ import unittest
 import qconv_case
 from output_case import AT_CALL, OutputCase, at_call
 import make_checkpoint as mk
-import test_mixtures
+from moments import inputs_of, moments_of
 
 MODEL = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama", "model")
 TINY = os.path.join(qconv_case.ROOT, "tests", "data", "tiny-moe")
@@ -25,40 +23,50 @@ REPORT = {"text": "some.txt", "text_digest": "0123456789abcdef" * 2, "tokenizer"
 HELLO = {"hello": 1, "identity": "by a test", "report": REPORT}
 
 
-@functools.lru_cache(maxsize=200)
-def square(n, seed, dtype="d", times=1.0):
-    """A positive matrix: a diagonal, and a product of two vectors."""
-    r = random.Random(f"{n} {seed}")
-    u = [r.uniform(-1, 1) for _ in range(n)]
-    d = [r.uniform(0.5, 2) for _ in range(n)]
-    return array.array(dtype, (times * (u[i] * u[j] + (d[i] if i == j else 0)) for i in range(n)
-                               for j in range(n))).tobytes()
-
-
-def moments_of(weight, tokens=5000, two=False, like=None):
-    """The tensors of a weight of a phase."""
-    n, m, name = weight["cols"], weight["rows"], weight["module"]
-    out = {f"{name}.same_as": ("U8", [len(like)], like.encode())} if like else {
-        f"{name}.second_moment": ("F64", [n, n], square(n, name)),
-        f"{name}.cross_moment": ("F64", [n, n], square(n, name, times=0.9)),
-        f"{name}.tokens": ("I64", [1], struct.pack("<q", tokens))}
-    if two:
-        out[f"{name}.output_moment"] = "F32", [m, m], square(m, "g" + name, "f")
-        out[f"{name}.output_tokens"] = "I64", [1], struct.pack("<q", tokens)
-    return out
-
-
-def inputs_of(name):
-    """Weights with the same inputs have the same name here."""
-    for part in ("q_proj", "k_proj", "v_proj"):
-        name = name.replace(part, "qkv")
-    return name.replace("gate_proj", "gate_up").replace("up_proj", "gate_up").replace(", up]", ", gate]")
-
-
 def rounded(floats):
     """To BF16."""
     return struct.pack("<%dH" % (len(floats) // 4),
                        *(mk.to_bf16_bits(x) for x in struct.unpack("<%df" % (len(floats) // 4), floats)))
+
+
+def make_gpt_oss(case):
+    """Writes a small gpt-oss, whose experts are stacks in MXFP4, to the folder oss."""
+    rng = random.Random(6)
+    tensors = {}
+
+    def add(name, *shape, scale=0.25, about=0.0):
+        values = [about + rng.uniform(-scale, scale) for _ in range(mk.numel(shape))]
+        tensors[name] = ("BF16", list(shape), mk.encode("BF16", values))
+
+    def add_packed(name, rows, cols):
+        for tail, shape, low, high in (("blocks", [4, rows, cols // 32, 16], 0, 255),
+                                       ("scales", [4, rows, cols // 32], 121, 124)):
+            data = bytes(rng.randint(low, high) for _ in range(mk.numel(shape)))
+            tensors[f"{name}_{tail}"] = ("U8", shape, data)
+        add(name + "_bias", 4, rows)
+
+    add("model.embed_tokens.weight", 64, 64, scale=1)
+    add("lm_head.weight", 64, 64)
+    add("model.norm.weight", 64, about=1)
+    for i in range(2):
+        at = f"model.layers.{i}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            add(f"{at}{norm}.weight", 64, about=1)
+        for part, rows, cols in (("q", 32, 64), ("k", 16, 64), ("v", 16, 64), ("o", 64, 32)):
+            add(f"{at}self_attn.{part}_proj.weight", rows, cols)
+            add(f"{at}self_attn.{part}_proj.bias", rows)
+        add(at + "self_attn.sinks", 2)
+        add(at + "mlp.router.weight", 4, 64)
+        add(at + "mlp.router.bias", 4)
+        add_packed(at + "mlp.experts.gate_up_proj", 64, 64)
+        add_packed(at + "mlp.experts.down_proj", 64, 32)
+    mk.write_checkpoint(case.path("oss"), tensors, config={
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 64,
+        "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "sliding_window": 8, "max_position_embeddings": 64,
+        "layer_types": ["sliding_attention", "full_attention"], "swiglu_limit": 2.0,
+        "quantization_config": {"quant_method": "mxfp4"}})
 
 
 class Door(OutputCase):
@@ -427,7 +435,7 @@ class Stacks(Door):
 
     def test_gpt_oss(self):
         """MXFP4 stacks that are quantized anew; gate and up lie row by row there, so they are one matrix."""
-        test_mixtures.GptOss.make_model(self)
+        make_gpt_oss(self)
         for to in (["nf4"], ["nf4", "--no-double-quant"], ["int8"]):
             weights = self.offered("--requantize", *to[1:], to=to[0], model="oss")
             self.assertEqual(len(weights), 8 + 16)

@@ -12,7 +12,6 @@ from qconv_case import QCONV, ROOT, SANITIZED
 import make_checkpoint as mk
 
 MIB = 1 << 20
-KJV = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 # What an 80-column terminal, a pager or a log would act on, and a name that looks like another.
 EVIL = "a\x1b]0;x\x07\x1b[31m\x7f\x9b2J\u202egnp.\u2028\ufeff\u200b\u200d\u2060\u00ad\U000e0041\"<b>"
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
@@ -86,7 +85,7 @@ class Names(OutputCase):
         # And where something is wrong with what has that name.
         for args in (["inspect", "none" + EVIL], ["--to", "nf4", "--keep", EVIL + "*", m, "y"],
                      ["--to", EVIL, m, "y"], ["--" + EVIL, m], [EVIL, m, "y", "z"],
-                     ["plan", "--vram", EVIL, m], ["verify", m], ["eval", m, "--text", EVIL]):
+                     ["plan", "--vram", EVIL, m], ["verify", m]):
             r = self.run_qconv(*args)
             self.check(r, args)
             self.assertLessEqual(r.stderr.count(b"\n"), 3, (args, r.stderr))
@@ -282,27 +281,6 @@ class Sizes(Measured):
         with open(self.folder() + ".zst", "wb") as f:
             f.write(seekable([(frame, 0)] * count))
         self.assertLess(self.peak(3, "inspect", "m"), 64)
-
-
-class Work(Measured):
-    """What a small file may make qconv do."""
-
-    def test_tokenizers(self):
-        """Each stage of a tokenizer, and all of them in a row: tests/unit/tokenizer/unit_tokenizer.c."""
-        def replace(pattern, content):
-            return {"type": "Replace", "pattern": pattern, "content": content}
-        self.write("t.txt", "a" * 73000)
-        ten = replace({"String": "a"}, "a" * 10)
-        split = {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": "a(?=[^b]*)"}}
-        for member, has in (
-                ({"normalizer": {"type": "Sequence", "normalizers": [ten] * 10}}, "1233536 bytes"),
-                ({"normalizer": replace({"String": "a"}, "b" * 200000)}, "1233536 bytes"),
-                ({"normalizer": replace({"Regex": "a(?=[^b]*)"}, "b")}, "91529216 steps"),
-                ({"pre_tokenizer": split}, "91529216 steps")):
-            mk.write_json(self.path("tokenizer.json"), dict(
-                member, model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}))
-            self.assertLess(self.peak(3, "eval", KJV, "--text", "t.txt", "--tokenizer", ".",
-                                      has=has), 64)
 
 
 if __name__ == "__main__":

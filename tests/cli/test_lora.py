@@ -483,36 +483,5 @@ class Resume(FaultCase):
         self.assertTrue(want)
 
 
-class Eval(LoraCase):
-    @unittest.skipIf(SANITIZED, "long; Ways reads adapters, and cli_eval evaluates")
-    def test_eval(self):
-        """MODEL with the adapter reads as the merged model does."""
-        from test_eval import BUNDLED
-        model = os.path.join(BUNDLED, "model")
-        with open(os.path.join(BUNDLED, "heldout.txt"), encoding="utf-8") as f:
-            self.write("t.txt", f.read()[:600])
-        name = "model.layers.1.mlp.down_proj"
-        shapes = {name: [192, 440]}
-        self.adapter(pair(self.rng, name, shapes=shapes))
-        numbers = lambda *a: {k: v for k, v in json.loads(self.ok("eval", "--json", "-q", *a, "--text", "t.txt")).items()
-                              if k not in ("seconds", "path", "against")}
-        merged_f32 = self.path("f32")
-        tensors = {n: ("F32", s, mk.encode("F32", mk.decode(d, b))) for n, (d, s, b) in mk.read_checkpoint(model).items()}
-        mk.write_checkpoint(merged_f32, tensors)
-        for side in os.listdir(model):
-            if not side.endswith(".safetensors"):
-                shutil.copy(os.path.join(model, side), merged_f32)
-        self.ok("-q", *PLAIN, "--to", "keep", "--lora", "a", "f32", "o32")
-        want = numbers("o32")
-        self.assertEqual(numbers(model, "--lora", "a")["perplexity"], want["perplexity"])
-        self.assertNotEqual(numbers(model)["perplexity"], want["perplexity"])
-        both = numbers("o32", "--against", model, "--lora", "a")
-        self.assertEqual((both["perplexity"], both["base_perplexity"], both["kl_max"]),
-                         (want["perplexity"], want["perplexity"], 0))
-        self.ok("-q", "--to", "nf4", "--calibrate", "t.txt", "--calibration-context", "64", "--lora", "a", model, "c")
-        self.ok("-q", "--to", "nf4", "--calibrate", "t.txt", "--calibration-context", "64", "o32", "c32")
-        self.assertEqual(mk.read_checkpoint(self.unpacked("c")).keys(), mk.read_checkpoint(self.unpacked("c32")).keys())
-
-
 if __name__ == "__main__":
     unittest.main()

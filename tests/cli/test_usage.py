@@ -10,8 +10,8 @@ import unittest
 from qconv_case import QCONV, QconvCase, ROOT
 import make_checkpoint as mk
 
-COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate", "eval"]
-PYTHON_COMMANDS = ["plan-training", "from-torch", "report"]
+COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate"]
+PYTHON_COMMANDS = ["eval", "plan-training", "from-torch", "report"]
 
 
 # What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
@@ -29,7 +29,7 @@ GONE = [
     (["hardware", "--interval=2"], "'--interval': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
     (["hardware", "--samples", "3"], "'--samples': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
     (["bench", "--tune"], "'bench': the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"),
-    (["eval", "o", "--text", "t", "--tuning", "t.json"], "'--tuning': the limits that a GPU showed are built in"),
+    (["validate", "o", "--tuning", "t.json"], "'--tuning': the limits that a GPU showed are built in"),
 ]
 
 
@@ -131,7 +131,6 @@ class Wrong(QconvCase):
                              ("--output-dir=o", "OUT without"), ("--OUT=o", "OUT without")]:
             self.usage("--to", "nf4", "m", typed, has="did you mean " + meant)
         self.usage("plan", "m", "--gpu=24GB", has="did you mean --vram", command="plan")
-        self.usage("eval", "m", "--dataset=x", has="did you mean --text?", command="eval")
         self.usage("verify", "m", "--reference=x", has="did you mean --against?", command="verify")
         self.usage("unpack", "o", "--output=d", has="did you mean DIR without", command="unpack")
         self.usage("\u2013to", "nf4", "m", "o", has=["a dash that is not '-'", "did you mean --to?"])
@@ -152,8 +151,7 @@ class Wrong(QconvCase):
         self.usage("verfy", "o", "--against", "m", has="did you mean verify?", command="verify")
         self.usage("verfy", "--help", has="did you mean verify?", command="verify")
         for word, meant in [("quantize", "convert"), ("decompress", "unpack"), ("check", "verify"),
-                            ("show", "inspect"), ("fit", "plan"), ("gpus", "hardware"),
-                            ("perplexity", "eval")]:
+                            ("show", "inspect"), ("fit", "plan"), ("gpus", "hardware")]:
             self.usage(word, "m", "o", has="unknown command '%s'; did you mean %s?" % (word, meant),
                        command=meant)
         self.usage("quantize", "--to", "nf4", "m", "o", has="did you mean convert?")
@@ -263,10 +261,9 @@ class Wrong(QconvCase):
                 (["--to", "auto"], "--to auto needs --vram, which names the devices that the model has to fit"),
                 (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
                  "--to auto, which chooses it; see --schemes"),
-                (["--to", "nf4", "--calibrate", "default", "--part", "2/2"], "--calibrate does not go with "
+                (["--to", "nf4", "--hessians", "h", "--part", "2/2"], "--hessians does not go with "
                  "--part: a part has no inputs of later layers without those of the earlier"),
-                (["--to", "nf4", "--tokenizer", "t"], "--tokenizer needs --calibrate"),
-                (["--to", "nf4", "--damping", "1"], "--damping needs --calibrate or --hessians"),
+                (["--to", "nf4", "--damping", "1"], "--damping needs --hessians"),
                 (["--to", "bf16", "--scale", "search"], "--scale does not go with --to bf16, which quantizes "
                  "nothing")]:
             line = self.usage(*args, "m", "o")

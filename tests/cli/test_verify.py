@@ -358,7 +358,6 @@ class Headers(OutputCase):
                     self.fails(4, *command, "-q", has=scan)
                 self.assert_nothing("u")
                 for command in (["inspect", "o"], ["validate", "o", "--against", "m"],
-                                ["eval", "o", "--text", "m/config.json"],
                                 ["plan", "o", "--vram", "1GB"], ["--to", "bf16", "o", "p"]):
                     self.fails(3, *command, "-q", has=[says, *where])
                 self.assert_nothing("p")

@@ -1,7 +1,9 @@
 /* Any files as a checkpoint's folder (see fuzz_files.h): refused in words, or a model whose tensors
  * lie in their files, are read whole and in pieces alike, and which inspect and convert can look
- * through: recipe, stored and coded weights, fused experts, names and shapes. */
+ * through: recipe, stored and coded weights, fused experts, names and shapes. As libqconv has it,
+ * each tensor is read whole and its last row again. */
 #include "base/alloc.h"
+#include "convert/library/values.h"
 #include "convert/model/coded_read.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_stored.h"
@@ -121,6 +123,34 @@ static void look_through(qc_checkpoint *c, qc_st_cursor *cursor)
     qc_arena_deinit(&arena);
 }
 
+static void read_values(const char *folder, qc_values_experts experts)
+{
+    const qc_values_options options = {.experts = experts};
+    qc_values *v = NULL;
+    qc_error err = {0};
+    qc_status st = qc_values_open(&v, folder, &options, &err);
+    FUZZ_CHECK(st == QC_OK ? v != NULL : !v && err.msg[0]);
+    for (size_t i = 0; i < qc_values_count(v) && i < TENSORS_MOST; i++) {
+        const qc_values_tensor *t = qc_values_at(v, i);
+        const qc_dtype dtype = qc_dtype_is_quantizable(t->dtype) ? QC_DTYPE_F32 : t->dtype;
+        unsigned char *values = NULL;
+        uint64_t bytes = 0;
+        if (qc_shape_bytes(t->dims, t->ndim, dtype, &bytes, NULL) != QC_OK || bytes == 0 ||
+            bytes > 2 * READ_MOST)
+            continue;
+        const uint64_t rows = t->ndim ? t->dims[0] : 1, row = bytes / rows;
+        FUZZ_CHECK(qc_malloc(&values, (size_t)(bytes + row), NULL) == QC_OK);
+        st = qc_values_read(v, i, 0, rows, values, dtype, &err);
+        FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+        if (st == QC_OK) {
+            FUZZ_CHECK(qc_values_read(v, i, rows - 1, 1, values + bytes, dtype, &err) == QC_OK);
+            FUZZ_CHECK(memcmp(values + bytes, values + bytes - row, (size_t)row) == 0);
+        }
+        qc_free(values);
+    }
+    qc_values_close(v);
+}
+
 int fuzz_one(const uint8_t *data, size_t size)
 {
     fuzz_part parts[FUZZ_MOST_PARTS];
@@ -150,6 +180,7 @@ int fuzz_one(const uint8_t *data, size_t size)
         qc_st_cursor_destroy(cursor);
     }
     qc_checkpoint_close(c);
+    read_values(folder, size % 2 ? QC_VALUES_STACKED : QC_VALUES_AS_FOUND);
     (void)fuzz_folder(names, (fuzz_part[FUZZ_MOST_PARTS]){{0}}, NAME_COUNT);
     return 0;
 }

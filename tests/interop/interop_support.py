@@ -26,7 +26,10 @@ TENSOR_TOOL = BUILD / "tensor_tool"
 
 # The package of the tree, and the build's library.
 os.environ.setdefault("QCONV_LIBRARY", str(BUILD / "libqconv.so"))
-sys.path.insert(0, str(ROOT / "python"))
+os.environ.setdefault("QCONV_PROGRAM", str(QCONV))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bench")]
+import llama_numpy as lm  # noqa: E402
 
 
 def note(text):
@@ -86,13 +89,16 @@ def qconv(*arguments):
     return run(QCONV, *arguments, *force)
 
 
-def our_logits(folder, ids, *options):
-    """What `qconv eval` computes for rows of ids: [tokens of all rows, vocabulary]."""
-    with tempfile.TemporaryDirectory(dir=SCRATCH) as work:
-        asked, out = Path(work, "ids"), Path(work, "out")
-        asked.write_text("".join(" ".join(map(str, row)) + "\n" for row in ids))
-        run(BUILD / "logits_tool", *options, folder, asked, out)
-        return np.fromfile(out, "<f4").reshape(sum(map(len, ids)), -1)
+def our_logits(folder, ids):
+    """Logits of a model of the Llama family by numpy, of its weights as the file has them, for rows of ids of one
+    length: [tokens of all rows, vocabulary]."""
+    found = lm.logits(lm.read_config(folder), lm.read_weights(folder), np.array(ids))
+    return found.reshape(-1, found.shape[-1])
+
+
+def evaluated(out, against, *options):
+    """What `python -m qconv eval --json` finds."""
+    return json.loads(run(sys.executable, "-m", "qconv", "eval", out, "--against", against, *options, "--json", "-q"))
 
 
 FORMS = {

@@ -25,7 +25,7 @@ skip() {
     exit 77
 }
 
-for program in qconv tensor_tool logits_tool ids_tool; do
+for program in qconv tensor_tool; do
     [ $prepare = 1 ] || [ -x "$build/$program" ] || { echo "interop: $build/$program is not built" >&2; exit 1; }
 done
 

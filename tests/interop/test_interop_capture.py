@@ -256,8 +256,7 @@ class Gain(unittest.TestCase):
         for i, way in enumerate(ways):
             out = s.SCRATCH / f"{model.name}-gain-{i}"
             s.qconv("--to", "nf4", "-q", *way, model, out)
-            found.append(json.loads(s.qconv("eval", out, "--against", model, "--text", text, "--context", 256,
-                                            "--max-tokens", 4096, "--json", "-q"))[number])
+            found.append(s.evaluated(out, model, "--text", text, "--context", 256, "--max-tokens", 4096)[number])
         s.note(f"{model.name}: {number} {', '.join(f'{x:.5f}' for x in found)}")
         return found
 

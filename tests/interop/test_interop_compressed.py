@@ -269,7 +269,7 @@ class Vllm(unittest.TestCase):
         ours = torch.log_softmax(torch.from_numpy(s.our_logits(converted(form), prompts(form)[:1])), -1)
         ours = ours[:-1]
         divergence = (ours.exp() * (ours - torch.tensor(answer["logprobs"]))).sum(-1).max().item()
-        s.note(f"{form}, {workers} worker(s): at most {apart(answer, ours, LIKELY):.4f} from what qconv eval "
+        s.note(f"{form}, {workers} worker(s): at most {apart(answer, ours, LIKELY):.4f} from what numpy "
                f"computes, KL divergence of a token at most {divergence:.2g}")
         self.assertLessEqual(apart(answer, ours, LIKELY), APART[form])
         self.assertLessEqual(divergence, APART[form] ** 2)

@@ -2,7 +2,7 @@
 
 For a zoo of tiny random models the loaded model is held against transformers + bitsandbytes on the same file, unpacked:
 the same modules are quantized, every weight is restored to the same bits, every other parameter and buffer is equal, and
-so are the outputs within BOUND. Models of the Llama family are held against what `qconv eval` computes, in every form
+so are the outputs within BOUND. Models of the Llama family are held against a forward pass in numpy, in every form
 that qconv writes. Faults are planted, and have to end in one exception with one sentence.
 """
 import contextlib
@@ -198,19 +198,19 @@ class Forms(unittest.TestCase):
                 self.assertEqual(len(kinds) > 1, form in ("auto", "auto-packed"), kinds)
                 self.assertEqual(not kinds, form == "bf16")
                 mine = logits(model)
-                seen[form] = apart(mine, torch.from_numpy(s.our_logits(plain, IDS).copy()))
+                seen[form] = apart(mine, torch.from_numpy(s.our_logits(plain, IDS)))
                 self.assertLess(seen[form], BOUND)
                 self.assertTrue(torch.equal(mine, logits(loaded(plain, device_map="cpu", skip_digests=True))))
                 # A token at a time, which takes other kernels where rows are whole groups of 64.
                 with torch.no_grad():
                     token = model(input_ids=torch.tensor(IDS)[:, :1]).logits.float()[:, 0]
                 self.assertLess(apart(token, mine.unflatten(0, (2, -1))[:, 0]), BOUND)
-        s.note("kjv-llama against qconv eval: " + ", ".join(f"{f} {d:.0e}" for f, d in seen.items()))
+        s.note("kjv-llama against numpy: " + ", ".join(f"{f} {d:.0e}" for f, d in seen.items()))
 
     def test_planted_scale(self):
         """One block's scale times 1.1 is seen."""
         out, plain = form_of("nf4-32")
-        model, other = loaded(out), torch.from_numpy(s.our_logits(plain, IDS).copy())
+        model, other = loaded(out), torch.from_numpy(s.our_logits(plain, IDS))
         self.assertLess(apart(logits(model), other), BOUND)
         scales = model.model.layers[1].mlp.down_proj.scales.data.view(torch.float32)
         scales[:440] *= 1.1
@@ -368,7 +368,7 @@ class Devices(unittest.TestCase):
         self.assertEqual(devices, ["cuda:0", "cuda:1"])
         with self.assertRaisesRegex(qconv.DeviceError, "no cuda:0.* was made for it; device_map=\"cpu\" loads it all"):
             loaded(out)
-        self.assertLess(apart(logits(loaded(out, device_map="cpu")), torch.from_numpy(s.our_logits(plain, IDS).copy())),
+        self.assertLess(apart(logits(loaded(out, device_map="cpu")), torch.from_numpy(s.our_logits(plain, IDS))),
                         BOUND)
 
 

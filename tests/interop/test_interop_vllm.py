@@ -266,7 +266,7 @@ class Plugin(unittest.TestCase):
                 self.assertNotIn("error", answer)
                 difference = compressed.apart(answer, self.reference(form))
                 s.note(f"{form}, {workers} worker(s), qconv's plug-in: log-probabilities at most {difference:.4f} from "
-                       "qconv eval's")
+                       "numpy's")
                 self.assertLessEqual(difference, BOUND)
 
     def ask(self, workers, folders):
