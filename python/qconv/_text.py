@@ -29,8 +29,12 @@ def spread(lengths: Sequence[int], most: int) -> List[int]:
     equal shares of the text."""
     if sum(lengths) <= most:
         return list(range(len(lengths)))
-    keep = min(max(most // max(lengths), 1), len(lengths))
-    return sorted({int((k + 0.5) * len(lengths) / keep) for k in range(keep)})
+    keep = max(most * len(lengths) // sum(lengths), 1)
+    while True:
+        kept = sorted({int((k + 0.5) * len(lengths) / keep) for k in range(keep)})
+        if keep == 1 or sum(lengths[i] for i in kept) <= most:
+            return kept
+        keep -= 1
 
 
 @dataclass
