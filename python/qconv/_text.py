@@ -11,13 +11,14 @@ import json
 import lzma
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from .errors import InputError, UsageError
+from .errors import InputError, QconvWarning, RunError, UsageError
 
 CONTEXT = 2048
 DEFAULT = "default"
@@ -48,6 +49,7 @@ class Windows:
     tokens     of the text, without those in front
     kind       of the tokenizer, or "ids"
     digest     32 hexadecimal digits of the text's bytes and those of --inputs
+    context    the most tokens that a window could have
     causal     whether a token sees only those before it, so that shorter windows need no mask
     inputs     further arguments of forward, whose rows belong to sequences"""
     ids: torch.Tensor
@@ -57,6 +59,7 @@ class Windows:
     tokens: int
     kind: str
     digest: str
+    context: int
     causal: bool = True
     halves: bool = False  # the encoder reads the first half of a window, and the decoder the second
     inputs: Dict[str, torch.Tensor] = field(default_factory=dict)
@@ -71,23 +74,23 @@ class Windows:
         which tokens are the text's: of what the model reads, and last of what it answers to."""
         numbers = list(numbers)
         rows = numbers + [numbers[0]] * (_prime(len(numbers), {*_integers(config), self.longest}) - len(numbers))
-        ids = self.ids[rows]
-        lengths = torch.tensor([self.lengths[n] if i < len(numbers) else 0 for i, n in enumerate(rows)])
-        mask = torch.arange(self.longest)[None] < lengths[:, None]
+        lengths = [self.lengths[n] for n in rows]
+        true = [n if i < len(numbers) else 0 for i, n in enumerate(lengths)]
         inputs: Dict[str, torch.Tensor] = {}
-        masks = [mask]
         if self.halves:
-            half = self.longest // 2
-            inputs = {"input_ids": ids[:, :half], "decoder_input_ids": ids[:, half:]}
-            masks = [mask[:, :half], mask[:, half:]]
-        elif not self._read_elsewhere():
-            inputs["input_ids"] = ids
-        else:  # the encoder has its inputs from a file, such as input_features
-            inputs["decoder_input_ids"] = ids
-        if not self.causal and not bool(mask[:len(numbers)].all()):
-            whole = mask.clone()
-            whole[len(numbers):] = True
-            inputs["attention_mask"] = whole.long()
+            front = [n // 2 for n in lengths]
+            pieces = [[self.ids[n, :f] for n, f in zip(rows, front)],
+                      [self.ids[n, f:whole] for n, f, whole in zip(rows, front, lengths)]]
+            inputs["input_ids"], inputs["decoder_input_ids"] = (_padded(p) for p in pieces)
+            masks = [_mask([n // 2 for n in true], inputs["input_ids"].shape[1]),
+                     _mask([n - n // 2 for n in true], inputs["decoder_input_ids"].shape[1])]
+            seen = _mask(front, inputs["input_ids"].shape[1])
+        else:  # an encoder may have its inputs from a file, such as input_features
+            inputs["decoder_input_ids" if self._read_elsewhere() else "input_ids"] = self.ids[rows]
+            masks = [_mask(true, self.longest)]
+            seen = _mask(lengths, self.longest)
+        if not self.causal and not self._read_elsewhere() and not bool(seen.all()):
+            inputs["attention_mask"] = seen.long()
         for name, value in self.inputs.items():
             inputs[name] = self._rows_of(name, value, rows)
         return inputs, masks
@@ -102,6 +105,16 @@ class Windows:
                 name, list(value.shape), count))
         each = value.shape[0] // count
         return torch.cat([value[self.sequences[r] * each:(self.sequences[r] + 1) * each] for r in rows])
+
+
+def _mask(lengths: Sequence[int], width: int) -> torch.Tensor:
+    return torch.arange(width)[None] < torch.tensor(lengths)[:, None]
+
+
+def _padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of ids, each filled up with its last one."""
+    width = max(len(r) for r in rows)
+    return torch.stack([torch.cat([r, (r[-1:] if len(r) else r.new_zeros(1)).expand(width - len(r))]) for r in rows])
 
 
 def _integers(config: Any) -> Iterable[int]:
@@ -129,7 +142,7 @@ def _prime(least: int, taken: Iterable[int]) -> int:
 
 def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = None, context: Optional[int] = None,
             tokens: Optional[int] = None, max_tokens: Optional[int] = None, inputs: Optional[StrPath] = None,
-            beside: Optional[StrPath] = None, config: Any = None, paragraphs: bool = False) -> Windows:
+            beside: Optional[StrPath] = None, config: Any = None, vocabulary: Optional[int] = None, paragraphs: bool = False) -> Windows:
     """The windows of a text for the checkpoint in the folder `model`.
 
     text        a file in UTF-8, of ids if its name ends in ".ids", or "default", the bundled text
@@ -139,6 +152,7 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
     max_tokens  read so many at the most, from the beginning
     inputs      a .safetensors file with further arguments of forward, with rows for each sequence
     config      of transformers; None: read from `model`
+    vocabulary  what ids are below; None: that of the config
     paragraphs  the windows of a text are its paragraphs, and longer ones are cut, with all that the tokenizer puts in front
                 and behind: what an encoder of sentences reads
 
@@ -148,7 +162,7 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
         from ._loading import config_of
         config = config_of(Path(model), {})
     own = config.get_text_config() if hasattr(config, "get_text_config") else config
-    vocabulary = int(getattr(own, "vocab_size", None) or 1 << 62)
+    vocabulary = vocabulary or int(getattr(own, "vocab_size", None) or 1 << 62)
     name, data = os.fspath(text), content_of(text)
     length = context_of(own, context)
     if name.endswith(".ids"):
@@ -173,7 +187,7 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
     elsewhere = any(n in ("input_features", "input_values") for n in extra)
     ids = torch.tensor([r + r[-1:] * (longest - len(r)) for r in rows])
     return Windows(ids, [len(r) for r in rows], of, max(len(front), 1), sum(map(len, sequences)), kind,
-                   digest.hexdigest(), causal=is_causal(config), halves=encoder_decoder and not elsewhere, inputs=extra)
+                   digest.hexdigest(), length, causal=is_causal(config), halves=encoder_decoder and not elsewhere, inputs=extra)
 
 
 def is_causal(config: Any) -> bool:
@@ -197,7 +211,10 @@ def context_of(config: Any, asked: Optional[int]) -> int:
     if most is not None and str(getattr(config, "model_type", "")).replace("-", "").find("roberta") >= 0:
         most -= int(getattr(config, "pad_token_id", 1) or 0) + 1  # places begin behind that of padding
     if asked is not None and most is not None and asked > most:
-        raise UsageError("--context %d is longer than what the model was made for; expected at most %d" % (asked, most))
+        if not any(getattr(config, n, None) for n in ("rope_parameters", "rope_theta", "rope_scaling")):
+            raise UsageError("--context %d is longer than the %d places that the model has" % (asked, most))
+        warnings.warn("--context %d is longer than the %d tokens that the model was made for" % (asked, most), QconvWarning,
+                      stacklevel=2)
     return asked if asked is not None else min(CONTEXT, most or CONTEXT)
 
 
@@ -208,7 +225,7 @@ def content_of(text: StrPath) -> bytes:
     try:
         return Path(text).read_bytes()
     except FileNotFoundError:
-        raise InputError("%s: there is no such text" % os.fspath(text)) from None
+        raise RunError("%s: there is no such text" % os.fspath(text)) from None
 
 
 def _inputs_of(path: Optional[StrPath]) -> Dict[str, torch.Tensor]:
@@ -251,7 +268,7 @@ def _id_of(word: bytes, vocabulary: int, line: int, at: int) -> int:
     why = None
     if len(digits) > 1 and digits.startswith(b"0"):
         why = "a token id has no leading zeros"
-    elif digits and int(digits) >= vocabulary:
+    elif len(digits) > 18 or digits and int(digits) >= vocabulary:
         why = "token id %s%s is not in the vocabulary of %d" % (
             digits[:24].decode(), "..." if len(digits) > 24 else "", vocabulary)
     elif len(digits) < len(word):
@@ -328,8 +345,9 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
         import transformers
         for folder in folders:
             try:
-                return transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
-            except (OSError, ValueError, KeyError, ImportError, AttributeError):
+                own = transformers.AutoTokenizer.from_pretrained(folder)
+                return getattr(own, "backend_tokenizer", None) or _Slow(own)
+            except (OSError, ValueError, KeyError, ImportError):
                 continue
         raise InputError("%s has no tokenizer that transformers reads; expected one there or with --tokenizer, or a text of "
                          "token ids (FILE.ids)" % os.fspath(folders[0]))
@@ -341,6 +359,21 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
     own.no_truncation()
     own.no_padding()
     return own
+
+
+class _Slow:
+    """A tokenizer that is no one of the tokenizers package."""
+
+    def __init__(self, own: Any) -> None:
+        self.own, self.ids = own, []  # type: Any
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> "_Slow":
+        out = _Slow(self.own)
+        out.ids = self.own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)["input_ids"]
+        return out
+
+    def to_str(self) -> str:
+        return json.dumps({"model": {"type": type(self.own).__name__}})
 
 
 def _kind(tokenizer: Any) -> str:

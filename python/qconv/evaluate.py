@@ -31,8 +31,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, tokenizer: Optional[StrPath] = None,
              inputs: Optional[StrPath] = None, context: Optional[int] = None, max_tokens: Optional[int] = None,
-             max_kl: Optional[float] = None, max_distance: Optional[float] = None, device: str = "auto",
-             dtype: str = "float32", threads: Optional[int] = None, trust_remote_code: bool = False,
+             max_kl: Optional[float] = None, max_distance: Optional[float] = None, lora: Union[StrPath, Sequence[StrPath]] = (),
+             device: str = "auto", dtype: str = "float32", threads: Optional[int] = None, trust_remote_code: bool = False,
              dry_run: bool = False, progress: Union[None, bool, ProgressCallback] = None) -> Evaluation:
     """Measures the perplexity of a language model over a text, and with `against` the KL divergence in nats of its
     predictions from those of another; of an encoder, how far its hidden states are from those of `against`.
@@ -45,6 +45,7 @@ def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, 
     context       tokens of a window; None: 2048, or the model's limit
     max_tokens    read at most so many tokens of the text
     max_kl        the largest mean KL divergence that is no failure; max_distance: of an encoder's hidden states
+    lora          adapters of peft's, each a folder or "folder:scale", merged into `against`, or without one into `out`
     device        "auto", "cpu", "cuda" or "cuda:0,1": what computes; layers are dealt to several GPUs in turn
     dtype         that is computed in: "float32", "bfloat16" or "float16"; logits are compared in double
     threads       of torch; None: as it is set
@@ -62,7 +63,8 @@ def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, 
     from . import _stream_needs
     _stream_needs.check()
     bars = Bars() if progress is True else None
-    run = _Evaluation(out, against, bars or (progress if callable(progress) else None), dtype, trust_remote_code)
+    run = _Evaluation(out, against, bars or (progress if callable(progress) else None), dtype, trust_remote_code,
+                      [lora] if isinstance(lora, (str, os.PathLike)) else lora)
     try:
         run.open(text, tokenizer, inputs, context, max_tokens, device, threads)
         run.check_limits(max_kl, max_distance)
@@ -79,7 +81,8 @@ class _Evaluation:
     """One run: OUT, and MODEL if there is one, over one text."""
 
     def __init__(self, out: StrPath, against: Optional[StrPath], progress: Optional[ProgressCallback], dtype: str,
-                 trust_remote_code: bool) -> None:
+                 trust_remote_code: bool, lora: Sequence[StrPath]) -> None:
+        self.adapters = [_adapter(os.fspath(a)) for a in lora]
         self.paths = [os.fspath(p) for p in (out, against) if p is not None]
         self.progress, self.dtype, self.trust = progress, dtype, trust_remote_code
         self.started, self.done = time.monotonic(), 0
@@ -99,20 +102,19 @@ class _Evaluation:
         if threads:
             torch.set_num_threads(threads)
         devices = devices_of(device)
-        config = _config_of(self.paths[0], self.trust)
+        configs = [_config_of(path, self.trust) for path in self.paths]
+        models = [build(path, dtype=getattr(torch, self.dtype), trust_remote_code=self.trust) for path in self.paths]
+        config, vocabularies = configs[0], [getattr(c.get_text_config(), "vocab_size", None) for c in configs]
         self.text_name = os.fspath(text)
-        self.windows = w = _text.windows(text, self.paths[0], tokenizer=tokenizer, context=context,
-                                         max_tokens=max_tokens, inputs=inputs, beside=self.paths[-1], config=config)
+        self.windows = w = _text.windows(
+            text, self.paths[0], tokenizer=tokenizer, context=context, max_tokens=max_tokens, inputs=inputs,
+            beside=self.paths[-1], config=config, vocabulary=models[0].get_input_embeddings().weight.shape[0])
         self.encoder = not (w.causal or w.halves or "decoder_input_ids" in self._batch(config)[0])
         if self.encoder and len(self.paths) == 1:
             raise UsageError("%s is an encoder (%s), whose hidden states are compared with another's: expected "
                              "--against MODEL" % (self.paths[0], config.model_type))
-        vocabularies = []
-        for path in self.paths:
-            own = _config_of(path, self.trust)
-            vocabularies.append(getattr(own.get_text_config(), "vocab_size", None))
-            model = build(path, dtype=getattr(torch, self.dtype), trust_remote_code=self.trust)
-            self.values.append(Values(path))
+        for path, model in zip(self.paths, models):
+            self.values.append(Values(path, adapters=self.adapters if path is self.paths[-1] else ()))
             self.streams.append(Stream(model, self.values[-1], rows=max(1, SLICE_TOKENS // w.longest),
                                        devices=devices, visit=self._visit))
         if vocabularies[0] != vocabularies[-1]:
@@ -206,7 +208,7 @@ class _Evaluation:
         w = self.windows
         said: Dict[str, Any] = {f.name: None for f in fields(Evaluation)}
         said.update(self.said, path=self.paths[0], against=self.paths[1] if len(self.paths) > 1 else None,
-                    text=self.text_name, tokens=w.tokens, windows=len(w.lengths), context=w.longest, predicted=0)
+                    text=self.text_name, tokens=w.tokens, windows=len(w.lengths), context=w.context, predicted=0)
         said.update(figures or {}, seconds=time.monotonic() - self.started)
         del said["json"]
         return Evaluation.from_json({"command": "eval", **said})
@@ -239,6 +241,15 @@ def devices_of(asked: str) -> Tuple[str, ...]:
     if not chosen or max(chosen) >= count:
         raise DeviceError("--device %s: torch %s finds %d GPU%s here" % (asked, torch.__version__, count, "s" * (count != 1)))
     return tuple("cuda:%d" % n for n in chosen)
+
+
+def _adapter(text: str) -> Union[str, Tuple[str, float]]:
+    """ADAPTER, or ADAPTER:SCALE."""
+    path, colon, scale = text.rpartition(":")
+    try:
+        return (path, float(scale)) if colon and path else text
+    except ValueError:
+        return text
 
 
 def _config_of(path: str, trust_remote_code: bool) -> Any:
@@ -382,6 +393,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--max-kl", metavar="X", type=float, help="end with exit code 4 if the mean KL divergence is larger")
     parser.add_argument("--max-distance", metavar="X", type=float, help="the same for an encoder: the mean distance of "
                         "hidden states")
+    parser.add_argument("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[], help="merge a low-rank adapter of "
+                        "peft's into MODEL first, or without one into OUT; may be repeated")
     parser.add_argument("--device", metavar="DEVICE", default="auto", help="what computes: auto, cpu, cuda or cuda:0,1")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="that is computed in (default: float32)")
     parser.add_argument("--threads", metavar="N", type=int, help="threads of torch (default: one per processor)")

@@ -107,6 +107,21 @@ class Whole(unittest.TestCase):
         self.assertGreaterEqual(len(equal), 60 if MAJOR > 4 else 45)
         self.assertFalse(set(WANTED[min(MAJOR, 5)].split()) - set(equal))
 
+    def test_halves_of_windows_of_several_lengths(self):
+        for name in ("t5", "bart"):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                kind = save(name, folder)
+                text, ids = lines_of(folder, [12, 9, 6, 4])
+                ours = qconv.evaluate(folder, text=text, device="cpu")
+                model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+                losses = []
+                with torch.no_grad():
+                    for row in ids:
+                        half = len(row) // 2
+                        logits = model(input_ids=row[None, :half], decoder_input_ids=row[None, half:]).logits[0].double()
+                        losses.append(torch.nn.functional.cross_entropy(logits[:-1], row[half + 1:], reduction="none"))
+                self.assertAlmostEqual(math.log(ours.perplexity) / float(torch.cat(losses).mean()), 1, delta=1e-5)
+
     def test_distances_of_encoders_whose_windows_have_several_lengths(self):
         for name in ENCODERS:
             with self.subTest(name), tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
@@ -189,8 +204,7 @@ class Figures(unittest.TestCase):
         for error, words, more in (
                 (errors.InputError, "line 2, column 3: token id 4000 is not in the vocabulary", {"text": far}),
                 (errors.InputError, "too few to predict one", {"text": short}),
-                (errors.InputError, "there is no such text", {"text": "nowhere.txt"}),
-                (errors.UsageError, "is longer than what the model was made for", {"context": 1 << 20}),
+                (errors.RunError, "there is no such text", {"text": "nowhere.txt"}),
                 (errors.UsageError, "expected at least 2", {"context": 1}),
                 (errors.UsageError, "--max-kl needs --against MODEL", {"max_kl": 1.0}),
                 (errors.UsageError, "expected --max-kl", {"max_distance": 1.0, "against": self.model}),
@@ -236,6 +250,7 @@ class Texts(unittest.TestCase):
         self.assertEqual(_text.parse_ids(b"1 2\t3\r\n\n 4\n", 5), [[1, 2, 3], [4]])
         self.assertEqual(_text.parse_ids(b"1 2\n3 4\n", 5, 3), [[1, 2], [3]])
         for data, words in ((b"1 5", "line 1, column 3: token id 5 is not in the vocabulary of 5"),
+                            (b"9" * 5000, "line 1, column 1: token id 999999999999999999999999... is not in the vocabulary of 5"),
                             (b"1\n 01", "line 2, column 2: a token id has no leading zeros"),
                             (b"1,2", "line 1, column 2: expected a decimal token id, found ','"),
                             (b"\x01", "line 1, column 1: expected a decimal token id, found the byte 0x01")):
