@@ -173,8 +173,8 @@ def measured_with(part):
 def embedding_tables(c):
     base = c["embeddings"][0]["distance"]
     out = ["Distance is the mean cosine distance between the embeddings before and after, of the",
-           "sentences in `bench/sentences.txt`, which are not in the calibration text. Second moments",
-           "were captured by `qconv.capture` from the bundled text's paragraphs, 16384 tokens.", "",
+           "sentences in `bench/sentences.txt`, which are not in the calibration text. Calibrated",
+           "with the bundled text's paragraphs, 16384 tokens.", "",
            table(("weights", "bits", "MSE / 1000", "distance", "ratio"),
                  [(e["name"], "%.3f" % e["bits"], figure(1000 * e["rel_mse"]),
                    with_error(e["distance"], e["distance_error"]),
