@@ -6,8 +6,8 @@ nobody would calibrate with anything else, also what it samples with other seeds
 judged on. kjv-llama's own is the part of the book that it was trained on, which is not here.
 """
 import json
+import lzma
 import os
-import subprocess
 
 import numpy as np
 
@@ -15,7 +15,7 @@ import accuracy_models as am
 import llama_numpy as lm
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TEXT = os.path.join(am.ROOT, "convert", "calibrate", "calibration_text.zst")
+TEXT = os.path.join(am.ROOT, "python", "qconv", "calibration_text.xz")
 SENTENCES = os.path.join(HERE, "sentences.txt")
 CURVE = (1024, 4096, 16384, 65536)  # and 131072, the default
 DEFAULT_TOKENS = 131072
@@ -25,18 +25,14 @@ OWN = (128, 256)  # windows a seed, tokens a window
 SHORT = (256, 128)  # the same number of tokens in windows as long as those that judge
 CONTEXT = 256
 DAMPINGS = (0.01, 0.1, 0.3, 1)  # the default: 0.1, and more with few tokens
-BLOCKS = (64, 128, 256, 512, 1024, 1536)  # outputs that count together; MiniLM's layers have 384 or 1536
-DEFAULT_BLOCK = 1024
-CAPTURE = """import sys; sys.path.insert(0, sys.argv[1]); import qconv
-qconv.capture(*sys.argv[2:5], paragraphs=True, context=128, tokens=16384, output_tokens=0, device="cpu",
-              block=int(sys.argv[5]))"""
+PARAGRAPHS = ["--calibrate", "default", "--calibration-context", "128", "--calibration-tokens", "16384"]
 PEER_WINDOWS = 64  # of the same text, evenly spread
 NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
 
 
 def write_text(path):
-    with open(path, "wb") as f:
-        subprocess.run(["zstd", "-dcq", TEXT], stdout=f, check=True)
+    with open(path, "wb") as f, lzma.open(TEXT) as packed:
+        f.write(packed.read())
     return path
 
 
@@ -152,19 +148,9 @@ def peers(s, run, versions):
     return made
 
 
-def capture(s, run):
-    """The moments of MiniLM and the default text, and {block: a file of them}."""
-    text, out = (os.path.join(s.scratch, n) for n in ("text.txt", "moments"))
-    write_text(text)
-    run([s.args.check, "-B", "-c", CAPTURE, os.path.join(am.ROOT, "python"), s.model.folder, text, out,
-         max(BLOCKS)])
-    moments = lm.read_tensors(out)
-    return moments, {b: cut(moments, b, os.path.join(s.scratch, "g%d.safetensors" % b)) for b in BLOCKS}
-
-
 def distances(s, run, forms):
     """Rows of forms, pairs of a name and options, with the embeddings' mean cosine distance, by the
-    interpreter of --check; then the weights of each."""
+    interpreter of --check."""
     made = {}
     for name, more in forms:
         row = s.add_qconv(name, more)
@@ -178,58 +164,18 @@ def distances(s, run, forms):
            for row, (d, e) in zip(made.values(), found)]
     for r in out:
         print("  %-34s distance %.6f +- %.6f" % (r["name"], r["distance"], r["distance_error"]))
-    return out, [dict(np.load(file)) for file in made]
+    return out
 
 
-def embeddings(s, run, moments):
-    two = ["--hessians", moments]
-    one = two + ["--sided", "one"]
+def embeddings(s, run):
+    one = PARAGRAPHS + ["--sided", "one"]
     return distances(s, run, (("NF4, double, absmax", NF4 + ["--scale", "absmax"]),
                               ("NF4, double, search", NF4 + ["--scale", "search"]),
                               ("NF4, double, calibrated, one-sided", NF4 + one),
-                              ("NF4, double, calibrated, two-sided", NF4 + two),
+                              ("NF4, double, calibrated, two-sided", NF4 + PARAGRAPHS),
                               ("int8 by row, search", INT8 + ["--scale", "search"]),
                               ("int8 by row, calibrated, one-sided", INT8 + one),
-                              ("int8 by row, calibrated, two-sided", INT8 + two)))[0]
-
-
-def cut(tensors, block, path):
-    """The same moments with outputs that count together in blocks only."""
-    out = dict(tensors)
-    for name, t in tensors.items():
-        if name.endswith(".output_moment") and t.shape[-1] > block:
-            t, = t  # capture had room for all outputs in one block
-            out[name] = np.zeros((-(-len(t) // block), block, block), np.float32)
-            for i, part in enumerate(out[name]):
-                here = t[i * block:(i + 1) * block, i * block:(i + 1) * block]
-                part[:len(here), :len(here)] = here
-    am.write_safetensors(path, out)
-    return path
-
-
-def costs(s, moments, values):
-    """{outputs: the geometric mean of tr(G E H E^T) over weights with so many}."""
-    logs = {}
-    for n in s.names:
-        module = n[:-len(".weight")]
-        if module + ".output_moment" not in moments:
-            continue  # the pooler, whose outputs are in no embedding
-        same = moments.get(module + ".same_as")
-        h = moments[(bytes(same).decode() if same is not None else module) + ".second_moment"]
-        g = moments[module + ".output_moment"][0].astype(np.float64)
-        e = values[n].astype(np.float64) - s.model.weights[n]
-        logs.setdefault(len(e), []).append(np.log(((g @ e) * (e @ h)).sum()))
-    return {k: float(np.exp(np.mean(v))) for k, v in logs.items()}
-
-
-def blocks(s, run, moments, files):
-    """What blocks of G lose where a layer has more outputs."""
-    forms = [("one-sided", NF4 + ["--hessians", files[DEFAULT_BLOCK], "--sided", "one"])]
-    forms += [("blocks of %d" % b, NF4 + ["--hessians", file]) for b, file in files.items()]
-    rows, values = distances(s, run, forms)
-    for row, v in zip(rows, values):
-        row["costs"] = costs(s, moments, v)
-    return rows
+                              ("int8 by row, calibrated, two-sided", INT8 + PARAGRAPHS)))
 
 
 def measure(s, run, budget, versions, before, part):
@@ -237,9 +183,7 @@ def measure(s, run, budget, versions, before, part):
     if s.model.windows is None:
         if not s.args.check or part == "peers":
             return before
-        moments, files = capture(s, run)
-        return {"embeddings": embeddings(s, run, files[DEFAULT_BLOCK]),
-                "blocks": blocks(s, run, moments, files)}
+        return dict(before or {}, embeddings=embeddings(s, run))
     out = dict(before or {})
     s.two_texts = True
     if part != "peers":

@@ -57,8 +57,8 @@ class Failed(SystemExit):
     pass
 
 
-def run(command):
-    r = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def run(command, **more):
+    r = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
     if r.returncode != 0:
         raise Failed("%s: exit %d: %s" % (" ".join(map(str, command)), r.returncode,
                                           r.stderr.decode()[-2000:]))
@@ -101,8 +101,13 @@ class Subject:
     def convert(self, options, source=None, label="out"):
         """(folder, tensors as stored); the folder is overwritten by the next call."""
         out = os.path.join(self.scratch, label)
-        run([self.args.qconv, "-q", *options, "--compress", "none", "--force",
-             source or self.model.folder, out])
+        words, more = [self.args.qconv, "-q", *options], {}
+        if "--calibrate" in options:  # by the package, with the interpreter that has torch
+            at = options.index("--calibrate")
+            words = [self.args.check or sys.executable, "-B", "-m", "qconv", "calibrate", "-q", "--text", options[at + 1],
+                     *options[:at], *options[at + 2:]]
+            more = {"env": {**os.environ, "QCONV_PROGRAM": self.args.qconv, "PYTHONPATH": os.path.join(am.ROOT, "python")}}
+        run([*words, "--compress", "none", "--force", source or self.model.folder, out], **more)
         return out, lm.read_tensors(out)
 
     def evaluate(self, folder):

@@ -173,8 +173,8 @@ def measured_with(part):
 def embedding_tables(c):
     base = c["embeddings"][0]["distance"]
     out = ["Distance is the mean cosine distance between the embeddings before and after, of the",
-           "sentences in `bench/sentences.txt`, which are not in the calibration text. Second moments",
-           "were captured by `qconv.capture` from the bundled text's paragraphs, 16384 tokens.", "",
+           "sentences in `bench/sentences.txt`, which are not in the calibration text. Calibrated",
+           "with the bundled text's paragraphs, 16384 tokens.", "",
            table(("weights", "bits", "MSE / 1000", "distance", "ratio"),
                  [(e["name"], "%.3f" % e["bits"], figure(1000 * e["rel_mse"]),
                    with_error(e["distance"], e["distance_error"]),
@@ -197,13 +197,28 @@ def embedding_tables(c):
     return out
 
 
+def beside_c():
+    with open(os.path.join(RESULTS, "calibrate_beside_c.json")) as f:
+        cases = json.load(f)
+    rows = [(name, figure(c["plain"]), "%.3f" % c["share_c"], "%.3f" % c["share_python"], "%.3f" % c["python_over_c"])
+            for name, c in cases.items()]
+    return ["### In Python beside C", "",
+            "Until 0.5.0 the program itself took the text through the model, which computed 25 families. The Python package",
+            "does it for any model of transformers, and the solver is the same. Below both are beside each other, with the",
+            "same text, options and judge (`bench/calibrate_beside_c.py`): KL divergence of plain NF4 or int4 (double-quantized",
+            "where there are nested scales, absmax), and the shares of it that are left after calibrating; of MiniLM it is the",
+            "distance of embeddings, where C had the original's inputs alone. Labels of the backward pass are drawn from other",
+            "random numbers, which alone moves a share by some percent.", "",
+            table(("model and text", "plain", "calibrated by C", "by Python", "Python over C"), rows), ""]
+
+
 def calibrated(models):
     by = {}
     for m in models:
         if "calibrated" in m:
             by.setdefault(measured_with(m["calibrated"]), []).append(m["model"])
     out = ["## Calibrated", "",
-           "These are outputs of `--calibrate` ([calibration.md](calibration.md)), in windows of 256 tokens,",
+           "These are calibrated outputs ([calibration.md](calibration.md)), in windows of 256 tokens,",
            "with 131072 tokens or all of the text, and with both sides where a row does not say otherwise. \"Windows",
            "of 128\" have the same number of tokens of the model's own text, in windows as long as those that judge.",
            "**KL ratio** and **loss ratio** are KL divergence and difference in perplexity over those of plain",
@@ -213,7 +228,7 @@ def calibrated(models):
            "measured them:", "; ".join("%s with %s" % (" and ".join(names), what) for what, names in by.items()) + ".",
            "",
            "llama.cpp's importance matrix has the mean squares of the inputs, of 16384 tokens of the same text.",
-           "Its rows do not depend on qconv's code and were measured earlier, on the first text only.", ""]
+           "Its rows do not depend on qconv's code and were measured earlier, on the first text only.", "", *beside_c()]
     for m in models:
         c = m.get("calibrated")
         if not c:

@@ -204,7 +204,7 @@ const qc_option_row qc_option_table[] = {
      .help = "whether all outputs of a layer count alike",
      .more = "one: an error counts the same in every output. two: it counts as much as it changes "
              "what the model answers, which the second moments of the outputs' gradients say. "
-             "qconv.capture of the Python package writes these for --hessians."},
+             "'qconv calibrate' of the Python package takes both sides by itself."},
     {ROW("compute-dtype", CONVERT, OUTPUT), WORD(convert.plan.recipe.compute_dtype),
      CHOICES("bfloat16", "float16", "float32"), .dflt_note = "the model's own dtype",
      .quantizes = 1, .since = "0.1.0",

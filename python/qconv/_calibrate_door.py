@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -30,11 +31,20 @@ def weight_of(said: Dict[str, Any]) -> Weight:
     return said["name"], said.get("matrix")
 
 
-def scratch_folder(needed: int) -> str:
-    """A folder for files that go to and fro: in memory where there is much more room than that, else in TMPDIR."""
-    shared = "/dev/shm"
-    roomy = os.path.isdir(shared) and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 * needed
-    return tempfile.mkdtemp(prefix="qconv-", dir=shared if roomy else None)
+SHARED = "/dev/shm"
+ROOM = 8 << 30  # bytes that have to be free there
+
+
+def scratch_folder(in_memory: bool) -> str:
+    """A folder for files that go to and fro, in memory if that is asked for and has room, else in TMPDIR. Those of
+    processes that were killed are removed."""
+    roomy = os.path.isdir(SHARED) and os.access(SHARED, os.W_OK) and shutil.disk_usage(SHARED).free > ROOM
+    place = SHARED if in_memory and roomy else tempfile.gettempdir()
+    for name in os.listdir(place):
+        found = re.match(r"qconv-calibrating-(\d+)-", name)
+        if found and not os.path.exists("/proc/" + found.group(1)):
+            shutil.rmtree(os.path.join(place, name), ignore_errors=True)
+    return tempfile.mkdtemp(prefix="qconv-calibrating-%d-" % os.getpid(), dir=place)
 
 
 class Door:
@@ -43,7 +53,8 @@ class Door:
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.reader = self.ours.makefile("r", encoding="utf-8")
-        self.folder, self.tokens = "", 0  # files to and fro; all tokens that pass
+        self.folder = scratch_folder(True)  # files to and fro
+        self.tokens = 0                     # all that pass
         self.weights: Dict[Weight, Dict[str, Any]] = {}
         self.left: Dict[Weight, str] = {}
 
@@ -120,5 +131,4 @@ class Door:
     def close(self) -> None:
         self.reader.close()
         self.ours.close()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

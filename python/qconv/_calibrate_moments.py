@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Dict, Optional, Tuple
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from ._calibrate_door import scratch_folder
 
 ROWS = 512    # tokens that are multiplied in float32 before their product is added to a sum in float64
 BLOCK = 1024  # outputs whose gradients count together
@@ -45,9 +48,12 @@ class Sum:
 class Gradients:
     """Sums of g g^T, g being gradients of outputs. Those of one layer are in memory, and the others in files."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder, self.layer = folder, ""
+    def __init__(self) -> None:
+        self.folder, self.layer = scratch_folder(False), ""
         self.sums: Dict[str, Sum] = {}
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, layer: str) -> str:
         return os.path.join(self.folder, "gradients-%s.safetensors" % layer)

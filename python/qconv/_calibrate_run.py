@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from . import _text
-from ._calibrate_door import Closed, Door, scratch_folder
+from ._calibrate_door import Closed, Door
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
@@ -126,9 +126,8 @@ class Calibration:
 
     # ---- passes ----
 
-    def take_gradients(self, text: Text) -> Gradients:
+    def take_gradients(self, text: Text, sums: Gradients) -> None:
         """One pass forward and one back."""
-        sums = Gradients(self.door.folder)
         stream = self.stream(text.rows)
         targets = Targets(stream.loader, self.door)
         layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
@@ -165,7 +164,6 @@ class Calibration:
         stream.close()
         sums.flush()
         sums.layer = ""
-        return sums
 
     def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
         """Both streams pass, and the weights are made on the way; or one passes and weighs."""
@@ -236,11 +234,17 @@ class Calibration:
         self.door.tokens = self.text(BACKWARD_TOKENS).tokens
         self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
         stream.close()
-        gradients = self.take_gradients(self.text(BACKWARD_TOKENS)) if self.two else None
-        if phase == "weigh":
-            self.take_layers(self.text(BACKWARD_TOKENS), 1, gradients)
-        else:
-            self.take_layers(self.text(None), 2, gradients)
+        gradients = Gradients() if self.two else None
+        try:
+            if gradients:
+                self.take_gradients(self.text(BACKWARD_TOKENS), gradients)
+            if phase == "weigh":
+                self.take_layers(self.text(BACKWARD_TOKENS), 1, gradients)
+            else:
+                self.take_layers(self.text(None), 2, gradients)
+        finally:
+            if gradients:
+                gradients.close()
 
 
 class Shown:
@@ -267,7 +271,6 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         raise InputError("%s: there is no such folder" % os.fspath(model))
     options = {word[2:].partition("=")[0]: word.partition("=")[2] for word in typed}
     door = Door()
-    door.folder = scratch_folder(1 << 30)
     try:
         job = Calibration(door, os.fspath(model), own, options, progress)
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
@@ -280,9 +283,10 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
             job.serve()
         except Closed:
             pass
-        except BaseException:
-            door.close()
+        except BaseException as error:
             program.stop()
+            if shown and isinstance(error, KeyboardInterrupt):
+                raise SystemExit(130) from None  # the program has said that
             raise
         if isinstance(program, Shown):
             code = wait_for(program)
