@@ -142,7 +142,7 @@ typedef struct {
     const char *scale; /* option --scale: "search" or "refit"; NULL: absmax. The text has it as
                           the last of the rules, "scale search", which earlier readers accept
                           unchanged */
-    const qc_manifest_calibration *calibration; /* NULL: neither --calibrate nor --hessians */
+    const qc_manifest_calibration *calibration; /* NULL: without --hessians */
     qc_manifest_placement placement;
     qc_manifest_adapter *adapters; /* in the order in which they were merged */
     size_t adapter_count;

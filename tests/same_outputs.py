@@ -23,6 +23,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import make_checkpoint  # noqa: E402
+import moments  # noqa: E402
 
 DATA = os.path.join(HERE, "data")
 KJV = os.path.join(DATA, "kjv-llama")
@@ -55,7 +56,7 @@ def make_models(folder):
                                     seed=seed, shard_bytes=6 << 20)
         names.append(name)
     shutil.copytree(os.path.join(KJV, "model"), os.path.join(folder, "kjv"))
-    shutil.copy(os.path.join(KJV, "heldout.txt"), folder)
+    moments.of_model(os.path.join(KJV, "model"), os.path.join(folder, "moments.safetensors"), two=True)
     return names + ["kjv"]
 
 
@@ -91,10 +92,8 @@ def matrix(names):
         for part in ("1/3", "2/3", "3/3"):
             yield "part-%s-%s" % (name, part), ["--to", "nf4", "--part", part, name, "out-%s-parts" % name]
         yield from checked(name + "-parts", name)
-    yield from converted("kjv-calibrated", ["--to", "nf4", "--calibrate", "heldout.txt",
-                                            "--calibration-tokens", "2048", "kjv"])
-    yield from converted("kjv-calibrated-int8", ["--to", "int8", "--calibrate", "heldout.txt",
-                                                 "--calibration-tokens", "2048", "kjv"])
+    for to in ("nf4", "int8"):
+        yield from converted("kjv-calibrated-" + to, ["--to", to, "--hessians", "moments.safetensors", "kjv"])
     yield "validate", ["validate", "--json", "--device", "cpu", "out-kjv-nf4", "--against", "kjv"]
 
 

@@ -1,5 +1,6 @@
 /* Calibrating: codes and scales of a model's linear layers from second moments of their inputs
- * (quant/error_feedback.h), which a file has or another program computes, before the pipeline writes them (convert/calibrate/calibrated.h). */
+ * (quant/error_feedback.h), which a file has or another program computes, before the pipeline
+ * writes them (convert/calibrate/calibrated.h). */
 #ifndef QC_CONVERT_CALIBRATE_H
 #define QC_CONVERT_CALIBRATE_H
 

@@ -70,7 +70,7 @@ const char *qc_calibrated_place(char out[QC_CALIBRATED_PLACE_BYTES], const qc_pl
 const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan *plan,
                                uint32_t number);
 
-/* Can this job's weight be calibrated, where --calibrate or --hessians is given? It must be 2-D,
+/* Can this job's weight be calibrated, where --hessians is given? It must be 2-D,
  * or a matrix of a stack, and become NF4 or int8. What lies transposed in the source has to be a
  * plain matrix, as a Conv1D's is. A stack as a whole is not. */
 int qc_calibrated_takes(const qc_plan *plan, uint32_t job);

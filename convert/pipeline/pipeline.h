@@ -20,7 +20,7 @@
  * which the workers that open the weight share before its first frame. Everything else is read
  * once.
  *
- * With calibrated weights (--calibrate), codes and scales come from the store
+ * With calibrated weights (--hessians), codes and scales come from the store
  * (convert/calibrate/calibrated.h). The source is read and hashed all the same, and the error of
  * what is written is measured against it. What the store does not hold is searched.
  *

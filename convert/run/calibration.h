@@ -8,7 +8,7 @@
 
 typedef struct {
     const qc_plan *plan;
-    qc_calibrated *store; /* NULL: neither --calibrate nor --hessians */
+    qc_calibrated *store; /* NULL: without --hessians */
     uint32_t kept;        /* weights that an earlier run left in the store */
     int known;            /* report is filled */
     qc_calibrate_report report;

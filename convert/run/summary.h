@@ -41,7 +41,7 @@ typedef struct {
     uint64_t bytes_in_kept, bytes_out_kept; /* of bytes_in and bytes_out_stored, done before */
     const qc_attached_adapter *adapters;    /* --lora; those of the checkpoint */
     size_t adapter_count;
-    /* --calibrate, --hessians; without either, text and hessians are NULL */
+    /* --hessians; without it, text and hessians are NULL */
     const char *calibration_text, *calibration_hessians; /* as given */
     uint64_t calibration_tokens;
     uint64_t calibrated, not_calibrated; /* counts of the weights that are quantized */

@@ -1,30 +1,27 @@
 #!/usr/bin/env python3
-"""`qconv --calibrate`: what it gains on text that it has not seen, that threads and interruptions
-change nothing, what is left alone, and what it says before it starts."""
+"""`qconv --hessians FILE`: that threads and interruptions change nothing, what is left alone, what is refused, and
+what it says before it starts."""
+import atexit
 import hashlib
 import json
 import math
 import os
 import random
 import re
+import shutil
 import struct
-import subprocess
-import sys
+import tempfile
 import unittest
 
 import qconv_case
 from qconv_case import QconvCase
 from test_forms import fp8, mk
+import moments
 
-sys.path.insert(0, os.path.join(qconv_case.ROOT, "bench"))
-BUNDLED = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama")
-MODEL = os.path.join(BUNDLED, "model")
-HELD_OUT = os.path.join(BUNDLED, "heldout.txt")
-SHORT = ("--calibrate", "default", "--calibration-tokens", "512")
-LONGER = (*SHORT[:-1], "2048")  # where the gain counts
-
-# A text long enough for what it gains takes minutes there.
-long_text = unittest.skipIf(qconv_case.SANITIZED, "long with a sanitizer")
+MODEL = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama", "model")
+FOLDER = tempfile.mkdtemp(prefix="qconv-moments-")
+atexit.register(shutil.rmtree, FOLDER)
+WHOLE = ("--hessians", moments.of_model(MODEL, os.path.join(FOLDER, "m.safetensors"), two=True))
 
 
 class Calibrate(QconvCase):
@@ -45,84 +42,15 @@ class Calibrate(QconvCase):
         """In the middle of a layer, and of weights with the same inputs."""
         self.interrupt_at(b"layers.1.self_attn.q_proj.weight: relative error", [qconv_case.QCONV, "-vv", *args])
 
-    def kl(self, out):
-        """How far the predictions of a plain output are from the model's, on text that it was not calibrated with."""
-        try:
-            import llama_numpy as lm
-            import numpy as np
-        except ImportError:
-            self.skipTest("numpy is missing")
-        windows = np.fromfile(HELD_OUT, np.uint8, 23 * 256).reshape(23, 256)
-        judge = lm.Judge(lm.read_config(MODEL), lm.read_weights(MODEL), windows)
-        return judge(lm.read_weights(self.path(out)))["kl_mean"]
-
-    @long_text  # and there memory is not the program's own
-    def test_gain_on_other_text_in_the_memory_that_was_said(self):
-        def peak(*args):
-            p = subprocess.Popen([qconv_case.QCONV, "--to", "nf4", "--threads", "2", *args],
-                                 cwd=self.dir, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-            said = p.stderr.read().decode()
-            p.stderr.close()
-            _, status, usage = os.wait4(p.pid, 0)
-            p.returncode = status
-            self.assertEqual(status, 0, said)
-            return usage.ru_maxrss * 1024, said
-
-        def calibrating(tokens, out):
-            most, said = peak("--calibrate", "default", "--calibration-tokens", tokens, MODEL, out)
-            return most, float(re.search(r"up to ([\d.]+) MB of memory", said)[1]) * 1e6
-
-        without, _ = peak(MODEL, "plain")
-        few, told_few = calibrating("2048", "few")
-        most, told = calibrating("16384", "cal")
-        # The library of matrix products has buffers of its own, beside those; they do not grow.
-        self.assertLess(most - without, 1.1 * told + 80e6)
-        self.assertLess(most - few, 1.1 * (told - told_few) + 10e6)
-        self.assertGreater(most, 0.5 * told)
-        self.ok("verify", "cal", "--against", MODEL, "-q")
-        self.assertLess(self.kl("cal"), 0.5 * self.kl("plain"))
-
-    def test_threads_and_interruptions_and_states_in_a_file_change_nothing(self):
-        want = self.convert("whole", *SHORT, "--threads", "3")
-        self.assertEqual(self.convert("one", *SHORT, "--threads", "1"), want)
-        r = self.run_qconv("--to", "nf4", "--compress", "none", "-v", *SHORT, MODEL, "file",
-                           env={"QCONV_STATES_MEMORY": "0"}, timeout=300)
-        self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b"in an unnamed file of the staging folder", r.stderr)
-        self.assertEqual((self.digest("file"), sorted(os.listdir(self.path("file")))),
-                         (want, sorted(os.listdir(self.path("whole")))))
-        self.interrupt("--to", "nf4", "--compress", "none", *SHORT, MODEL, "out")
-        r = self.run_qconv("--to", "nf4", "--compress", "none", "-v", *SHORT, MODEL, "out",
-                           timeout=300)
+    def test_threads_and_interruptions_change_nothing(self):
+        want = self.convert("whole", *WHOLE, "--threads", "3")
+        self.assertEqual(self.convert("one", *WHOLE, "--threads", "1"), want)
+        self.interrupt("--to", "nf4", "--compress", "none", *WHOLE, MODEL, "out")
+        r = self.run_qconv("--to", "nf4", "--compress", "none", "-v", *WHOLE, MODEL, "out", timeout=300)
         self.assertEqual(r.returncode, 0, r.stderr)
         left = re.search(rb"calibrating (\d+) remaining weights?", r.stderr)
         self.assertTrue(left and 0 < int(left[1]) <= 20, r.stderr)
         self.assertEqual(self.digest("out"), want)
-
-    @long_text
-    def test_what_auto_chose(self):
-        auto = ("--to", "auto", "--vram", "1300KB", "--margin", "1", "--cuda-context", "1KB",
-                "--context", "16", "-q", "--json")
-        plain = json.loads(self.ok(*auto, MODEL, "plain", timeout=300))
-        made = json.loads(self.ok(*auto, *LONGER, MODEL, "out", timeout=300))
-        self.assertEqual(made["calibration"]["weights"] + made["calibration"]["left"], 28)
-        self.assertEqual((made["auto"]["weighed_by"], made["auto"]["fits"]), ("moments", True))
-        one = json.loads(self.ok(*auto, *LONGER, "--sided", "one", "--dry-run", MODEL, timeout=300))
-        self.assertEqual(one["auto"]["chosen"], plain["auto"]["chosen"])
-        self.ok("verify", "out", "--against", MODEL, "-q")
-        self.assertLess(self.kl("out"), 0.75 * self.kl("plain"))
-
-    @long_text
-    def test_the_head(self):
-        plain = ("--quantize", "lm_head.weight")
-        said = self.told("-vv", "--compress", "none", *plain, *LONGER, MODEL, "out")
-        self.assertIn("calibrating 29 weights with", said)
-        errors = re.search(r"lm_head\.weight: relative error of its outputs ([\d.e-]+) rounded, "
-                           r"([\d.e-]+) calibrated",
-                           said)
-        self.assertLess(float(errors[2]), 0.9 * float(errors[1]))
-        self.convert("plain", *plain)
-        self.assertLess(self.kl("out"), 0.7 * self.kl("plain"))
 
     def moments(self, name, modules, outputs=()):
         """A file of moments: name -> (n, tokens), or the name of another module; of outputs
@@ -259,21 +187,6 @@ class Calibrate(QconvCase):
         out = [self.convert("t%d" % t, "--to", "auto", *room, "--hessians", "m.safetensors", "--threads", str(t))
                for t in (1, 3)]
         self.assertEqual(out[0], out[1])
-        # --calibrate makes both moments itself, before the plan.
-        r = self.run_qconv("--to", "auto", *room, *SHORT, "--dry-run", "--json", "--explain", MODEL, timeout=300)
-        self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b"weighing the schemes of 28 weights with ", r.stderr)
-        calibrated = json.loads(r.stdout)["auto"]
-        self.assertEqual(calibrated["weighed_by"], "moments")
-        out = [self.convert("c%d" % t, "--to", "auto", *room, *SHORT, "--threads", str(t)) for t in (1, 3)]
-        self.assertEqual(out[0], out[1])
-        args = ("--to", "auto", *room, "--compress", "none", *SHORT, MODEL, "again")
-        self.interrupt(*args)
-        self.ok(*args, "-q", timeout=300)
-        self.assertEqual(self.digest("again"), out[0])
-        r = self.run_qconv("--to", "auto", *room, *SHORT, "--quantize", "lm_head.weight", "--dry-run", "--json", MODEL)
-        self.assertEqual(json.loads(r.stdout)["auto"]["weighed_by"], "importance")
-        self.assertIn(b"because 29 weights have no second moments", r.stderr)
         del outputs[heavy]
         self.moments("m.safetensors", inputs, outputs)
         less, said = auto()
@@ -282,7 +195,7 @@ class Calibrate(QconvCase):
         self.assertEqual(less["predicted_error"], alone["predicted_error"])
 
     def test_fp8_source(self):
-        """Weights that are codes in MODEL pass through both streams as what they stand for."""
+        """Weights that are codes in MODEL are calibrated as what they stand for."""
         rng = random.Random(5)
         shapes = {"self_attn.q_proj": [128, 128], "self_attn.k_proj": [64, 128],
                   "self_attn.v_proj": [64, 128], "self_attn.o_proj": [128, 128],
@@ -313,32 +226,28 @@ class Calibrate(QconvCase):
         mk.write_checkpoint(self.path("fp8"), tensors, config=config)
         del config["quantization_config"]
         mk.write_checkpoint(self.path("plain"), plain, config=config)
-        self.write("t.ids", "\n".join(" ".join(str(rng.randrange(96)) for _ in range(64))
-                                      for _ in range(10)))
+        moments.of_model(self.path("plain"), self.path("m.safetensors"), two=True)
         made = []
         for model in ("fp8", "plain"):
             out = model + "-nf4"
             self.ok("--to", "nf4", "--compress", "none", "-q", "--compute-dtype", "float32",
-                    "--calibrate", "t.ids", model, out)
+                    "--hessians", "m.safetensors", model, out)
             self.ok("verify", out, "--against", model, "-q")
             made.append({n: t for n, t in mk.read_checkpoint(self.path(out)).items()
                          if ".layers." in n and "quant_state" not in n})
         self.assertEqual(made[0], made[1])
 
     def test_kept_weights_are_left(self):
-        said = self.told("-vv", "--keep", "*.layers.1.*", "--keep", "*.o_proj.*", *SHORT, MODEL,
-                         "out")
+        said = self.told("-vv", "--keep", "*.layers.1.*", "--keep", "*.o_proj.*", *WHOLE, MODEL, "out")
         made = re.findall(r"(\S+\.weight): relative error of its outputs", said)
         self.assertEqual(len(made), 18, said)
         self.assertFalse([n for n in made if ".layers.1." in n or ".o_proj." in n], made)
         self.assertIn("calibrating 18 weights with", said)
 
     def test_says_what_lies_ahead(self):
-        said = self.told("--dry-run", *LONGER, MODEL, "out")
-        self.assertRegex(said, r"calibrating 28 weights with [\d,]+ tokens \(\d windows of up to "
-                               r"256\), 2,048 of them backwards: this takes about .* here .*, up to "
-                               r"[\d.]+ MB of memory, and "
-                               r"[\d.]+ KB of disk")
+        said = self.told("--dry-run", *WHOLE, MODEL, "out")
+        self.assertRegex(said, r"calibrating 28 weights with the second moments given: this takes about .* here .*, up to "
+                               r"[\d.]+ MB of memory, and [\d.]+ KB of disk")
         self.assertFalse(os.path.exists(self.path("out")))
 
 

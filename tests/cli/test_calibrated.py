@@ -1,5 +1,6 @@
-"""What --calibrate writes, from outside: what it goes with, what qconv says of an output, and that
+"""What calibrating with --hessians writes, from outside: what it goes with, what qconv says of an output, and that
 a run that dies at any record of what is calibrated goes on to the same bytes."""
+import atexit
 import ctypes.util
 import json
 import os
@@ -12,11 +13,13 @@ import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call
 from qconv_case import QCONV, ROOT, SANITIZED
+import moments
 
 MODEL = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 WEIGHTS = 28  # that are calibrated
-# Little, for it is the way that is tested and not what comes of it.
-CALIBRATE = ["--calibrate", "default", "--calibration-tokens", "512"]
+FOLDER = tempfile.mkdtemp(prefix="qconv-moments-")
+atexit.register(shutil.rmtree, FOLDER)
+CALIBRATE = ["--hessians", moments.of_model(MODEL, os.path.join(FOLDER, "m.safetensors"), two=True)]
 JOURNAL = "journal-calibrated"
 
 
@@ -28,41 +31,33 @@ class Options(OutputCase):
     def test_what_goes_with_what(self):
         nf4 = ["--to", "nf4"]
         for args, has in (
-                (nf4 + ["--calibrate", "t", "--hessians", "h"], "--calibrate does not go with --hessians: "
-                 "either says what the inputs are"),
-                (nf4 + ["--calibrate", ""], "--calibrate: the path is empty; expected the name of a file"),
-                (["--to", "bf16", "--calibrate", "t"], "quantizes nothing"),
+                (nf4 + ["--hessians", ""], "--hessians: the path is empty; expected the name of a file"),
+                (["--to", "bf16", "--hessians", "t"], "quantizes nothing"),
                 (["--to", "keep", "--hessians", "h"], "--hessians does not go with --to keep"),
-                (nf4 + ["--calibrate", "t", "--part", "1/2"], "--calibrate does not go with --part: a part has"),
-                (nf4 + ["--calibration-tokens", "9"], "needs --calibrate"),
-                (nf4 + ["--calibration-context", "9"], "needs --calibrate"),
-                (nf4 + ["--tokenizer", "t"], "--tokenizer needs --calibrate"),
-                (nf4 + ["--hessians", "h", "--tokenizer", "t"], "needs --calibrate"),
-                (nf4 + ["--damping", "0.1"], "--damping needs --calibrate or --hessians"),
-                (nf4 + ["--sided", "one"], "--sided needs --calibrate or --hessians"),
+                (nf4 + ["--hessians", "t", "--part", "1/2"], "--hessians does not go with --part: a part has"),
+                (nf4 + ["--damping", "0.1"], "--damping needs --hessians"),
+                (nf4 + ["--sided", "one"], "--sided needs --hessians"),
                 (nf4 + ["--hessians", "h", "--sided", "three"], "--sided: expected one or two"),
-                (nf4 + ["--calibrate", "t", "--damping", "0"], "above 0 and at most 1"),
-                (nf4 + ["--calibrate", "t", "--damping", "2"], "above 0 and at most 1"),
-                (nf4 + ["--calibrate", "t", "--calibration-tokens", "1"], "from 2 to"),
-                (nf4 + ["--calibrate", "t", "--calibration-context", "x"], "from 2 to")):
+                (nf4 + ["--hessians", "t", "--damping", "0"], "above 0 and at most 1"),
+                (nf4 + ["--hessians", "t", "--damping", "2"], "above 0 and at most 1"),
+                *((nf4 + [option, "t"], f"qconv no longer has '{option}': 'python -m qconv calibrate MODEL OUT --to nf4 "
+                   "--text FILE' calibrates with a text") for option in (
+                       "--calibrate", "--calibration-tokens", "--calibration-context", "--image-states", "--tokenizer")),
+                (nf4 + ["--calib-data", "t"], "did you mean 'python -m qconv calibrate MODEL OUT --text FILE'?")):
             with self.subTest(args=args):
                 self.usage(*args, MODEL, "o", has=has)
                 self.assert_nothing("o")
-        for command in ("plan", "verify"):
-            r = self.run_qconv(command, "--calibrate", "t", MODEL)
-            self.assertEqual(r.returncode, 2)
-            self.assertIn(b"--calibrate is not an option of", r.stderr)
 
     def test_a_step_of_several_tasks(self):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
                 "SLURM_PROCID": "0"}
         self.usage("--to", "nf4", *CALIBRATE, MODEL, "o", env=step,
-                   has="--calibrate does not go with the 2 tasks of a Slurm step: a part has no inputs of later "
+                   has="--hessians does not go with the 2 tasks of a Slurm step: a part has no inputs of later "
                    "layers without those of the earlier; start one task, or give --part 1/1")
         self.assert_nothing("o")
 
     def test_what_is_missing(self):
-        self.fails(1, "-q", "--to", "nf4", "--calibrate", "no.txt", MODEL, "o", has="no.txt")
+        self.fails(3, "-q", "--to", "nf4", "--hessians", "no.txt", MODEL, "o", has="no.txt")
         self.assert_nothing("o")
 
 
@@ -85,15 +80,15 @@ class Calibrated(OutputCase):
     def test_what_is_said(self):
         got = json.loads(self.make("--json"))["calibration"]
         self.assertEqual((got["text"], got["hessians"], got["weights"], got["left"]),
-                         ("default", None, WEIGHTS, 0))
-        self.assertTrue(0 < got["tokens"] <= 512)
+                         (None, CALIBRATE[1], WEIGHTS, 0))
+        self.assertEqual(got["tokens"], 5000)
         self.assertTrue(0 < got["calibrated"] < got["rounded"])
         with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
             manifest = json.load(f)
         self.assertEqual(manifest["version"], 3)
         said = manifest["options"]["calibrate"]
-        self.assertEqual((said["text"], said["tokens"], said["damping"], said["sided"], got["sided"]),
-                         ("default", got["tokens"], 0, "two", "two"))
+        self.assertEqual((said["hessians"], said["damping"], said["sided"], got["sided"]),
+                         ("m.safetensors", 0, "two", "two"))
         rows = [t["calibrated"] for t in manifest["tensors"] if "calibrated" in t]
         self.assertEqual(len(rows), WEIGHTS)
         self.assertAlmostEqual(sum(r["rounded"] for r in rows) / WEIGHTS, got["rounded"], 12)
@@ -104,12 +99,11 @@ class Calibrated(OutputCase):
                          sorted(rows, key=lambda r: next(
                              i for i, t in enumerate(inspected["tensors"])
                              if t.get("calibrated") == r)))
-        self.assertIn("calibrated with default, %d tokens" % got["tokens"],
-                      self.ok("inspect", "o"))
+        self.assertIn("calibrated with m.safetensors", self.ok("inspect", "o"))
         text = self.ok(*("--to nf4 --force".split()), *CALIBRATE, MODEL, "o2")
-        self.assertIn("calibrated %d weights with default" % WEIGHTS, text)
+        self.assertIn("calibrated %d weights with %s" % (WEIGHTS, CALIBRATE[1]), text)
         dry = json.loads(self.ok("--dry-run", "--json", "--to", "nf4", *CALIBRATE, MODEL))
-        self.assertEqual(dry["calibration"]["text"], "default")
+        self.assertEqual(dry["calibration"]["hessians"], CALIBRATE[1])
         self.assertNotIn("seconds", dry["calibration"])
         plain = json.loads(self.ok("--dry-run", "--json", "--to", "nf4", MODEL))
         self.assertNotIn("calibration", plain)
@@ -170,15 +164,14 @@ class Calibrated(OutputCase):
         code, err = self.dies(at_call("sync:30", JOURNAL, run="kill -TERM $PPID"))
         self.assertEqual(code, 130, err)
         self.assertIn("weights are calibrated, and the same command continues from there", err)
-        # another text, or other options, are another conversion
-        for more in (["--damping", "0.02"], ["--calibration-context", "64"], ["--sided", "one"]):
+        # other moments, or other options, are another conversion
+        for more in (["--damping", "0.02"], ["--sided", "one"]):
             self.fails(2, "-q", "--to", "nf4", *PLAIN, *CALIBRATE, *more, MODEL, "o",
                        has=[more[0], "--restart"])
-        text = self.write("other.txt", "In the shade of the house, in the sunshine. " * 90)
-        self.fails(2, "-q", "--to", "nf4", *PLAIN, "--calibrate", text, *CALIBRATE[2:], MODEL, "o",
-                   has=["calibration was", "--restart"])
+        others = moments.of_model(MODEL, self.path("others.safetensors"))
+        self.fails(2, "-q", "--to", "nf4", *PLAIN, "--hessians", others, MODEL, "o", has=["calibration was", "--restart"])
         self.fails(2, "-q", "--to", "nf4", *PLAIN, MODEL, "o",
-                   has=["--calibrate was 'given' then and is 'not given' now", "--restart"])
+                   has=["--hessians was 'given' then and is 'not given' now", "--restart"])
         self.make()
         self.assert_same("o", "want")
         self.assertNotIn(STAGING, os.listdir(self.path("o")))

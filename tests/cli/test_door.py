@@ -2,8 +2,6 @@
 """`--hessians fd:N`: what a program on the other side of the socket has solved is, byte for byte, what a file of
 the same moments gives; its values are those of the output; a run goes on where the other side was lost; and a bad
 line ends with one sentence. Stacks of experts, over the socket and from a file."""
-import array
-import functools
 import json
 import os
 import random
@@ -16,42 +14,13 @@ import unittest
 import qconv_case
 from output_case import AT_CALL, OutputCase, at_call
 import make_checkpoint as mk
+from moments import inputs_of, moments_of
 
 MODEL = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama", "model")
 TINY = os.path.join(qconv_case.ROOT, "tests", "data", "tiny-moe")
 REPORT = {"text": "some.txt", "text_digest": "0123456789abcdef" * 2, "tokenizer": "bpe", "tokens": 4096, "windows": 8,
           "context": 512}
 HELLO = {"hello": 1, "identity": "by a test", "report": REPORT}
-
-
-@functools.lru_cache(maxsize=200)
-def square(n, seed, dtype="d", times=1.0):
-    """A positive matrix: a diagonal, and a product of two vectors."""
-    r = random.Random(f"{n} {seed}")
-    u = [r.uniform(-1, 1) for _ in range(n)]
-    d = [r.uniform(0.5, 2) for _ in range(n)]
-    return array.array(dtype, (times * (u[i] * u[j] + (d[i] if i == j else 0)) for i in range(n)
-                               for j in range(n))).tobytes()
-
-
-def moments_of(weight, tokens=5000, two=False, like=None):
-    """The tensors of a weight of a phase."""
-    n, m, name = weight["cols"], weight["rows"], weight["module"]
-    out = {f"{name}.same_as": ("U8", [len(like)], like.encode())} if like else {
-        f"{name}.second_moment": ("F64", [n, n], square(n, name)),
-        f"{name}.cross_moment": ("F64", [n, n], square(n, name, times=0.9)),
-        f"{name}.tokens": ("I64", [1], struct.pack("<q", tokens))}
-    if two:
-        out[f"{name}.output_moment"] = "F32", [m, m], square(m, "g" + name, "f")
-        out[f"{name}.output_tokens"] = "I64", [1], struct.pack("<q", tokens)
-    return out
-
-
-def inputs_of(name):
-    """Weights with the same inputs have the same name here."""
-    for part in ("q_proj", "k_proj", "v_proj"):
-        name = name.replace(part, "qkv")
-    return name.replace("gate_proj", "gate_up").replace("up_proj", "gate_up").replace(", up]", ", gate]")
 
 
 def rounded(floats):

@@ -13,6 +13,7 @@ from qconv_case import SANITIZED
 from test_auto import ROOM
 from test_forms import Forms
 import make_checkpoint as mk
+import moments
 import numbers_oracle as oracle
 
 L = "model.layers.0."
@@ -557,17 +558,16 @@ class Models(OutputCase):
         both = {"quantization_config": quantization} if quantization else {}
         self.model(packed, {**self.CONFIG, **both}, "packed", **more)
         self.model(plain, self.CONFIG, "plain")
-        self.write("t.ids", "\n".join(" ".join(str(rng.randrange(96)) for _ in range(64))
-                                      for _ in range(10)))
 
     @unittest.skipIf(SANITIZED, "long, and unit_error_feedback has it")
     def test_calibrated(self):
         for kind in ("gptq", "pack"):
             self.models(kind)
+            moments.of_model(self.path("plain"), self.path("m.safetensors"), two=True)
             made = []
             for model in ("packed", "plain"):
                 self.ok("--to", "nf4", *PLAIN, "-q", "--force", "--compute-dtype", "float32",
-                        "--calibrate", "t.ids", model, "o")
+                        "--hessians", "m.safetensors", model, "o")
                 self.ok("verify", "o", "--against", model, "-q")
                 made.append({n: t for n, t in mk.read_checkpoint(self.path("o")).items()
                              if ".layers." in n and "quant_state" not in n})

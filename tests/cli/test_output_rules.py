@@ -414,16 +414,6 @@ class Finished(OutputCase):
             when = now
             self.assertEqual(tree(self.path("o")), self.before)
 
-    @unittest.skipIf(SANITIZED, "long, and about texts")
-    def test_calibrated(self):
-        model = os.path.join(os.path.dirname(mk.HERE), "tests", "data", "kjv-llama", "model")
-        form = ["--to", "nf4", "--calibrate", "default", "--calibration-context", "32",
-                "--calibration-tokens"]
-        self.ok("-q", *form, "64", model, "c")
-        self.assertIn("complete already", self.ok(*form, "64", model, "c"))
-        self.usage(*form, "96", model, "c", has="was calibrated with another text, or otherwise")
-        self.usage("--to", "nf4", model, "c", has="calibrated with a text and this one is not")
-
     def test_incomplete(self):
         os.remove(self.path("o", "model.safetensors.zst"))
         self.before = tree(self.path("o"))

@@ -261,10 +261,9 @@ class Wrong(QconvCase):
                 (["--to", "auto"], "--to auto needs --vram, which names the devices that the model has to fit"),
                 (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
                  "--to auto, which chooses it; see --schemes"),
-                (["--to", "nf4", "--calibrate", "default", "--part", "2/2"], "--calibrate does not go with "
+                (["--to", "nf4", "--hessians", "h", "--part", "2/2"], "--hessians does not go with "
                  "--part: a part has no inputs of later layers without those of the earlier"),
-                (["--to", "nf4", "--tokenizer", "t"], "--tokenizer needs --calibrate"),
-                (["--to", "nf4", "--damping", "1"], "--damping needs --calibrate or --hessians"),
+                (["--to", "nf4", "--damping", "1"], "--damping needs --hessians"),
                 (["--to", "bf16", "--scale", "search"], "--scale does not go with --to bf16, which quantizes "
                  "nothing")]:
             line = self.usage(*args, "m", "o")
