@@ -475,13 +475,3 @@ void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tens
     *begin = first->stored_offset;
     *bytes = last->stored_offset + last->stored_bytes - *begin;
 }
-
-void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
-                                  uint64_t offset, uint64_t len)
-{
-    const qc_file *f = NULL;
-    uint64_t begin = 0, bytes = 0;
-    qc_checkpoint_stored_range(c, t, offset, len, &f, &begin, &bytes);
-    if (f)
-        qc_file_hint_read_soon(f, begin, bytes);
-}

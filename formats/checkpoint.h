@@ -145,8 +145,5 @@ QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, siz
 void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
                                 uint64_t offset, uint64_t len, const qc_file **file,
                                 uint64_t *begin, uint64_t *bytes);
-/* Tells the system that these bytes of t will be read soon. */
-void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
-                                  uint64_t offset, uint64_t len);
 
 #endif

@@ -153,33 +153,6 @@ qc_status qc_file_open_update(qc_file *f, const char *path, qc_error *err)
     return open_fd(f, path, O_RDWR | O_CREAT | O_NOFOLLOW, "cannot be opened for writing", err);
 }
 
-qc_status qc_file_open_scratch(qc_file *f, const char *dir, qc_error *err)
-{
-    static const char name[] = "/scratch-XXXXXX";
-    size_t len = strlen(dir), bytes = 0;
-    *f = QC_FILE_CLOSED;
-    if (qc_add_size(len, sizeof name, &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "a path is too long");
-    char *path = NULL;
-    QC_TRY(qc_malloc(&path, bytes, err));
-    memcpy(path, dir, len);
-    memcpy(path + len, name, sizeof name);
-    int fd = mkostemp(path, O_CLOEXEC);
-    if (fd < 0) {
-        int e = errno;
-        qc_free(path);
-        FAIL_ERRNO(err, e, dir, "cannot hold a scratch file");
-    }
-    f->fd = fd;
-    f->path = path;
-    if (unlink(path) != 0) {
-        qc_status st = fail_errno(err, __LINE__, errno, path, "cannot be removed");
-        qc_file_discard(f);
-        return st;
-    }
-    return QC_OK;
-}
-
 void qc_file_discard(qc_file *f)
 {
     if (f->fd >= 0)

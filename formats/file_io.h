@@ -25,9 +25,6 @@ QC_NODISCARD qc_status qc_file_create(qc_file *f, const char *path, qc_error *er
 /* Opens a file for reading and writing. It is made if it is missing and never emptied. Links are
  * refused. */
 QC_NODISCARD qc_status qc_file_open_update(qc_file *f, const char *path, qc_error *err);
-/* Makes a scratch file in dir that has no name any more and is gone when it is closed. Its path is
- * for messages. On a network file system a name may be left until then. */
-QC_NODISCARD qc_status qc_file_open_scratch(qc_file *f, const char *dir, qc_error *err);
 /* Closes and reports a late write error; f is closed either way. */
 QC_NODISCARD qc_status qc_file_close(qc_file *f, qc_error *err);
 /* Closes and ignores errors; for error paths. The file may be closed already. */

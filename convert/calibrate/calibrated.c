@@ -396,11 +396,6 @@ qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job)
                       : mean;
 }
 
-const char *qc_calibrated_folder(const qc_calibrated *c)
-{
-    return c->folder;
-}
-
 uint32_t qc_calibrated_count(const qc_calibrated *c)
 {
     uint32_t n = 0;

@@ -41,8 +41,6 @@ QC_NODISCARD qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text
 const char *qc_calibrated_done(const qc_calibrated *c, uint32_t *lost);
 /* Was the job's weight recorded, while its bytes are not those that were? */
 int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job);
-/* Returns the staging folder that the store lies in. */
-const char *qc_calibrated_folder(const qc_calibrated *c);
 /* Returns the number of weights in the store that were calibrated. */
 uint32_t qc_calibrated_count(const qc_calibrated *c);
 

@@ -86,20 +86,6 @@ static const qc_checkpoint_tensor *find(const qc_checkpoint *c, const char *stem
     return qc_checkpoint_find(c, name);
 }
 
-size_t qc_experts_matrix_name(char *out, size_t room, const qc_checkpoint *c, const char *stack,
-                              uint64_t n)
-{
-    const qc_expert_names *names = qc_expert_names_of(c);
-    const size_t up = stem_before(stack, gate_up_tail), down = stem_before(stack, down_tail);
-    const size_t stem = up == SIZE_MAX ? down : up;
-    if (!names || stem == SIZE_MAX)
-        return 0;
-    const char *matrix = up == SIZE_MAX ? names->down : n % 2 ? names->up : names->gate;
-    const int len = snprintf(out, room, "%.*s%s.%" PRIu64 ".%s.weight", (int)stem, stack,
-                             names->path, up == SIZE_MAX ? n : n / 2, matrix);
-    return len > 0 && (size_t)len < room ? (size_t)len : 0;
-}
-
 static int is_fp8(qc_dtype t)
 {
     return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;

@@ -56,10 +56,6 @@ typedef struct {
 
 /* NULL: the type is not known, or there is no config.json. */
 const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c);
-/* Writes the released name of a matrix of a stack in floats: of down's expert n, or of gate (n
- * even) and up of expert n / 2. Returns its length, or 0 where it is not known. */
-size_t qc_experts_matrix_name(char *out, size_t room, const qc_checkpoint *c, const char *stack,
-                              uint64_t n);
 
 /* How the weights of a stack are stored: floats, or codes with what lies beside them. */
 typedef enum { QC_EXPERTS_FLOATS, QC_EXPERTS_NF4, QC_EXPERTS_INT8 } qc_expert_form;

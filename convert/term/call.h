@@ -27,8 +27,6 @@ typedef struct {
     const char *against; /* verify, validate: MODEL, or NULL */
     qc_lora *loras;      /* what is merged into MODEL, in this order */
     uint32_t lora_count;
-    const char *tokenizer;    /* a directory or tokenizer.json; NULL: the model's own */
-    const char *image_states; /* --image-states FILE, or NULL */
     /* --device as it was given, well-formed; NULL if it was not given. qc_device_wish_read reads
      * it. */
     const char *run_device;

@@ -302,12 +302,6 @@ qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char 
     return QC_OK;
 }
 
-void qc_progress_expect(qc_progress *p, uint64_t total_bytes)
-{
-    if (p)
-        atomic_store(&p->total_bytes, total_bytes);
-}
-
 void qc_progress_hide_amounts(qc_progress *p)
 {
     atomic_store(&p->no_amounts, 1);

@@ -19,8 +19,6 @@ typedef struct qc_progress qc_progress;
 /* verb is a literal: "converting". If total_bytes is 0, the total is not known. */
 QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char *verb,
                                           uint64_t total_bytes, qc_error *err);
-/* Sets the total, if it was not known when p was created. Any thread may call it; p may be NULL. */
-void qc_progress_expect(qc_progress *p, uint64_t total_bytes);
 /* Tells p that the amounts are not bytes: then only the share that is done and the time that is
  * left are shown. */
 void qc_progress_hide_amounts(qc_progress *p);
