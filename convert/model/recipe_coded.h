@@ -13,8 +13,6 @@
 
 #include "convert/model/recipe.h"
 
-#include <string.h>
-
 typedef struct {
     const qc_coded_weight **weights; /* per tensor: how it is coded, NULL if it is not */
     uint32_t *owners;                /* per tensor: the weight whose scale it is, or UINT32_MAX */
@@ -47,24 +45,5 @@ const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
 
 /* Returns the dtype that config.json names, or `missing` where it names none that is known. */
 qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing);
-
-/* ---- tensors beside a weight ---- */
-
-#define QC_NAME_BYTES 4096u
-
-/* Returns the index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there
- * is none. */
-static inline uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
-                                     const char *tail)
-{
-    char name[QC_NAME_BYTES];
-    size_t tail_len = strlen(tail);
-    if (stem_len + tail_len >= sizeof name)
-        return UINT32_MAX;
-    memcpy(name, stem, stem_len);
-    memcpy(name + stem_len, tail, tail_len + 1);
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(model, name);
-    return t ? (uint32_t)(t - model->tensors) : UINT32_MAX;
-}
 
 #endif
