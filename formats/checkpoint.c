@@ -401,6 +401,19 @@ const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const cha
     return NULL;
 }
 
+uint32_t qc_checkpoint_beside(const qc_checkpoint *c, const char *stem, size_t stem_len,
+                              const char *tail)
+{
+    char name[4096];
+    const size_t tail_len = strlen(tail);
+    if (stem_len + tail_len >= sizeof name)
+        return UINT32_MAX;
+    memcpy(name, stem, stem_len);
+    memcpy(name + stem_len, tail, tail_len + 1);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
+    return t ? (uint32_t)(t - c->tensors) : UINT32_MAX;
+}
+
 qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
                              const qc_checkpoint_tensor *t, uint64_t offset, void *dst, size_t len,
                              qc_error *err)

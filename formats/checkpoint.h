@@ -119,6 +119,10 @@ QC_NODISCARD qc_status qc_checkpoint_refuse_torch(const char *path, const char *
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* Finds a tensor by its exact name; NULL if there is none. */
 const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
+/* Returns the index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there
+ * is none. */
+uint32_t qc_checkpoint_beside(const qc_checkpoint *c, const char *stem, size_t stem_len,
+                              const char *tail);
 /* Returns the dtype that the weights of t have in the model: that of the file, also where it is
  * read in another because it is changed. */
 static inline qc_dtype qc_checkpoint_dtype(const qc_checkpoint_tensor *t)

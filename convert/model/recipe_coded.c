@@ -121,11 +121,11 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
         !qc_ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
         return QC_OK;
     size_t len = strlen(t->name), stem = len - (sizeof weight_tail - 2);
-    uint32_t inverse = qc_sibling_of(m, t->name, len, "_scale_inv");
-    uint32_t plain = qc_sibling_of(m, t->name, len, "_scale");
-    uint32_t second = qc_sibling_of(m, t->name, len, "_scale_2");
-    uint32_t input = qc_sibling_of(m, t->name, stem, "input_scale");
-    uint32_t bound = qc_sibling_of(m, t->name, stem, "input_scale_ub");
+    uint32_t inverse = qc_checkpoint_beside(m, t->name, len, "_scale_inv");
+    uint32_t plain = qc_checkpoint_beside(m, t->name, len, "_scale");
+    uint32_t second = qc_checkpoint_beside(m, t->name, len, "_scale_2");
+    uint32_t input = qc_checkpoint_beside(m, t->name, stem, "input_scale");
+    uint32_t bound = qc_checkpoint_beside(m, t->name, stem, "input_scale_ub");
     if ((inverse != NO_TENSOR) + (plain != NO_TENSOR) + (second != NO_TENSOR) > 1)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "tensor '%s' has more than one kind of scales beside it: expected one of "
@@ -170,7 +170,7 @@ static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
         !qc_ends_with(t->name, tail))
         return QC_OK;
     size_t stem = strlen(t->name) - (sizeof tail - 1);
-    uint32_t scales = qc_sibling_of(f->model, t->name, stem, "_scales");
+    uint32_t scales = qc_checkpoint_beside(f->model, t->name, stem, "_scales");
     if (scales == NO_TENSOR)
         return QC_OK;
     const qc_checkpoint_tensor *s = &f->model->tensors[scales];
@@ -307,15 +307,15 @@ uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, con
     if (t)
         return (uint32_t)(t - model->tensors);
     size_t len = strlen(name), stem = qc_ends_with(name, ".weight") ? len - strlen("weight") : 0;
-    uint32_t i = stem ? NO_TENSOR : qc_sibling_of(model, name, len, "_blocks");
+    uint32_t i = stem ? NO_TENSOR : qc_checkpoint_beside(model, name, len, "_blocks");
     if (qc_ends_with(name, ".weight_packed")) {
         stem = len - strlen("weight_packed");
-        i = qc_sibling_of(model, name, stem, "weight");
+        i = qc_checkpoint_beside(model, name, stem, "weight");
         if (i != NO_TENSOR)
             return i;
     }
     for (size_t k = 0; stem && i == NO_TENSOR && k < sizeof tails / sizeof *tails; k++)
-        i = qc_sibling_of(model, name, stem, tails[k]);
+        i = qc_checkpoint_beside(model, name, stem, tails[k]);
     return i != NO_TENSOR && set->weights[i] ? i : NO_TENSOR;
 }
 
@@ -323,7 +323,7 @@ uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, con
 
 static int has_sibling(const qc_checkpoint *m, const char *name, size_t stem, const char *tail)
 {
-    return qc_sibling_of(m, name, stem, tail) != NO_TENSOR;
+    return qc_checkpoint_beside(m, name, stem, tail) != NO_TENSOR;
 }
 
 static const char *method_of(const qc_checkpoint *model)

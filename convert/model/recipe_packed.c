@@ -197,7 +197,7 @@ static qc_status read_gptq_awq(const finder *f, weight_args *a, qc_error *err)
 
 static const qc_checkpoint_tensor *sibling(const finder *f, const parts *p, const char *tail)
 {
-    uint32_t i = qc_sibling_of(f->model, p->codes->name, p->stem, tail);
+    uint32_t i = qc_checkpoint_beside(f->model, p->codes->name, p->stem, tail);
     return i == NO_TENSOR ? NULL : &f->model->tensors[i];
 }
 

@@ -74,7 +74,7 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     const qc_checkpoint_tensor *tensors = f->model->tensors;
     const qc_scheme_row *row = &qc_schemes[scheme];
     const char *stem = tensors[state].name;
-    uint32_t weight = qc_sibling_of(f->model, stem, stem_len, "");
+    uint32_t weight = qc_checkpoint_beside(f->model, stem, stem_len, "");
     if (weight == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it describes is missing", stem);
     const char *name = tensors[weight].name;
@@ -94,10 +94,10 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     w->dtype = s.dtype;
     w->ndim = s.ndim;
     memcpy(w->dims, s.dims, sizeof w->dims);
-    w->absmax = qc_sibling_of(f->model, stem, stem_len, ".absmax");
-    w->quant_map = qc_sibling_of(f->model, stem, stem_len, ".quant_map");
-    w->nested_absmax = qc_sibling_of(f->model, stem, stem_len, ".nested_absmax");
-    w->nested_map = qc_sibling_of(f->model, stem, stem_len, ".nested_quant_map");
+    w->absmax = qc_checkpoint_beside(f->model, stem, stem_len, ".absmax");
+    w->quant_map = qc_checkpoint_beside(f->model, stem, stem_len, ".quant_map");
+    w->nested_absmax = qc_checkpoint_beside(f->model, stem, stem_len, ".nested_absmax");
+    w->nested_map = qc_checkpoint_beside(f->model, stem, stem_len, ".nested_quant_map");
 
     uint64_t n = 0;
     QC_TRY(qc_shape_elems(s.dims, s.ndim, &n, err));
@@ -149,10 +149,10 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
 {
     const qc_checkpoint_tensor *tensors = f->model->tensors;
     const char *stem = tensors[scb].name;
-    uint32_t weight = qc_sibling_of(f->model, stem, stem_len, "weight");
+    uint32_t weight = qc_checkpoint_beside(f->model, stem, stem_len, "weight");
     int stack = weight == QC_NO_TENSOR && stem_len > 0;
     if (stack)
-        weight = qc_sibling_of(f->model, stem, stem_len - 1, "");
+        weight = qc_checkpoint_beside(f->model, stem, stem_len - 1, "");
     if (weight == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it scales is missing", stem);
     const qc_checkpoint_tensor *t = &tensors[weight];
@@ -175,7 +175,7 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     if (f->set->weights[weight])
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more than one quant_state or SCB", t->name);
     QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, flat ? rows : t->dims[0], err));
-    uint32_t format = qc_sibling_of(f->model, stem, stem_len, "weight_format");
+    uint32_t format = qc_checkpoint_beside(f->model, stem, stem_len, "weight_format");
     if (format != QC_NO_TENSOR) {
         unsigned char value = 0;
         QC_TRY(check_part(f, weight, format, "weight_format", QC_DTYPE_U8, 1, err));

@@ -169,7 +169,7 @@ static size_t without_scales(const qc_checkpoint *c, const qc_checkpoint_tensor 
     const size_t len = strlen(t->name), n = strlen(tail);
     if ((t->dtype != QC_DTYPE_I32 && t->dtype != QC_DTYPE_I8) || len <= n ||
         t->name[len - n - 1] != '.' || !qc_ends_with(t->name, tail) ||
-        qc_sibling_of(c, t->name, len - n, "weight_scale") != QC_NO_TENSOR)
+        qc_checkpoint_beside(c, t->name, len - n, "weight_scale") != QC_NO_TENSOR)
         return 0;
     return len - n;
 }
@@ -277,7 +277,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     t->rows = t->cols ? r->elems / t->cols : 0;
     const size_t module = t->stored ? 0 : without_scales(a->output, to);
     if (module > 0 && t->model_tensor == QC_NO_TENSOR)
-        t->model_tensor = qc_sibling_of(a->model, to->name, module, "weight");
+        t->model_tensor = qc_checkpoint_beside(a->model, to->name, module, "weight");
     if (t->model_tensor == QC_NO_TENSOR) {
         r->scheme = r->scheme ? r->scheme : "keep";
         if (t->listed && t->listed->source_name)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes convert/calibrate/calibration_text.zst, the text that qconv calibrates with by default.
+"""Makes python/qconv/calibration_text.xz, the text that qconv calibrates with by default.
 
-usage: calibration_text.py FOLDER OUT.zst [SENTENCES]
+usage: calibration_text.py FOLDER OUT.xz [SENTENCES]
 
 SENTENCES (bench/sentences.txt) gets sentences of the same books and manuals that the text does not
 have, one a line, for measuring embeddings.
@@ -191,9 +191,7 @@ def main():
                                      encoding="utf-8")
     for n, s in enumerate(sources):
         print(f"{n:2d} {len(s):4d} pieces {sum(len(p.encode()) for p in s):7d} bytes")
-    plain = folder / "calibration_text.txt"  # a file, so that the frame says its size
-    plain.write_bytes(data)
-    subprocess.run(["zstd", "-19", "-q", "-f", str(plain), "-o", str(out)], check=True)
+    out.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
     print(f"{len(data)} bytes, {out.stat().st_size} compressed")
 
 
