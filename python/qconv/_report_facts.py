@@ -1,6 +1,6 @@
 """The facts of a report: what is known of an output, as `qconv report --json` prints it.
 
-Everything comes from what the program prints (`inspect --json`, `verify --json --codes`, `eval --json`) and from the
+Everything comes from what the program prints (`inspect --json`, `verify --json --codes`), from `qconv.evaluate` and from the
 manifest of the output. docs/report.md says what each number is.
 """
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 
 from ._program import Progress, StrPath, answer, version
 from .errors import CheckError, InputError
+from .evaluate import evaluate
 from .results import Answer
 
 Json = Dict[str, Any]
@@ -462,8 +463,9 @@ def facts(path: StrPath, against: Optional[StrPath] = None, *, lora: Sequence[st
     base = os.fspath(against) if against is not None else None
     out = Output(os.fspath(path), base, {"lora": list(lora) or None, "threads": threads}, progress)
     if text:
-        asked = {"against": base, "text": text, "threads": threads, **of_eval}
-        found = check_eval(answer(Answer, "eval", [path], asked, progress).json, os.fspath(path))
+        asked: Dict[str, Any] = {"against": base, "text": text, "threads": threads, "lora": lora, "progress": progress,
+                                 **of_eval}
+        found = check_eval(evaluate(path, **asked).json, os.fspath(path))
     rows = weights_of(out)
     forms = forms_of(rows, out)
     source = "source" if out.compared else "manifest" if out.seen["manifest"] else "none"

@@ -553,7 +553,7 @@ def main(argv: Sequence[str]) -> None:
     p.add_argument("--text", metavar="FILE",
                    help="measure perplexity and, with --against, KL divergence over this text")
     for name, meta, what in (("tokenizer", "PATH", "a tokenizer.json, or a directory that has one"),
-                             ("image-states", "FILE", "states of images that the text's sequences see"),
+                             ("inputs", "FILE", "states of images that the text's sequences see"),
                              ("context", "TOKENS", "length of the windows that the text is cut into"),
                              ("max-tokens", "N", "read at most this many tokens"),
                              ("device", "DEVICE", "where to compute: auto, cpu, cuda or cuda:0,2")):
@@ -565,7 +565,7 @@ def main(argv: Sequence[str]) -> None:
     p.add_argument("--json", action="store_true", help="write the same facts as one JSON object to standard output")
     p.add_argument("-q", "--quiet", action="store_true", help="show neither progress nor notes")
     o = p.parse_args(list(argv))
-    of_text = {k: v for k in ("tokenizer", "image_states", "context", "max_tokens", "device")
+    of_text = {k: v for k in ("tokenizer", "inputs", "context", "max_tokens", "device")
                for v in [getattr(o, k)] if v is not None}
     if of_text and not o.text:
         p.error("--%s needs --text" % list(of_text)[0].replace("_", "-"))

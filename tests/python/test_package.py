@@ -23,6 +23,7 @@ PACKAGE = os.path.join(ROOT, "python")
 sys.path.insert(0, PACKAGE)
 os.environ["QCONV_PROGRAM"] = QCONV
 import make_checkpoint as mk  # noqa: E402
+import moments  # noqa: E402
 import qconv  # noqa: E402
 from qconv import _options, _program, errors  # noqa: E402
 
@@ -84,7 +85,7 @@ class Results(Case):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", qconv.QconvWarning)
             auto = qconv.convert(MODEL, "auto", to="auto", vram="1GB+1GB")
-        calibrated = qconv.convert(MODEL, "calibrated", to="nf4", calibrate=TEXT, calibration_tokens=2000) \
+        calibrated = qconv.convert(MODEL, "calibrated", to="nf4", hessians=moments.of_model(MODEL, "m.safetensors", True)) \
             if has_openblas() else None
         part = qconv.convert(MODEL, "parts", to="nf4", part="1/2")
         nf4 = qconv.convert(MODEL, "out", to="nf4", vram="1GB+1GB")
@@ -98,7 +99,6 @@ class Results(Case):
         self.check(qconv.Verification, qconv.verify("out"))
         self.check(qconv.Comparison, qconv.verify("out", against=MODEL))
         self.check(qconv.Unpacking, qconv.unpack("out", "plain"))
-        self.check(qconv.Evaluation, qconv.eval("out", text=TEXT, against=MODEL, max_tokens=300))
         self.check(qconv.Validation, qconv.validate("out", against=MODEL, sample=1, m=[1, 4]))
         self.check(qconv.Hardware, qconv.hardware(as_="2xA100-40GB"))
         for kind, rows in self.below.items():
@@ -197,8 +197,8 @@ class Errors(Case):
         self.assertEqual((raised.exception.result.ok, raised.exception.result.problems), (False, 1))
         qconv.convert(MODEL, "whole", to="int8")
         with self.assertRaises(qconv.CheckError) as raised:
-            qconv.eval("whole", text=TEXT, against=MODEL, max_tokens=300, max_kl=1e-9)
-        self.assertGreater(raised.exception.result.kl_mean, 1e-9)
+            qconv.validate("whole", against=MODEL, sample=1, max_error=1e-9)
+        self.assertEqual(len(raised.exception.result.failed), 1)
 
     def test_warnings(self):
         with self.assertWarnsRegex(qconv.QconvWarning, "^only qconv reads this form") as warned:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+import unittest.mock
 import warnings
 from xml.etree import ElementTree
 
@@ -23,6 +24,7 @@ PACKAGE = os.path.join(ROOT, "python")
 sys.path.insert(0, PACKAGE)
 os.environ["QCONV_PROGRAM"] = QCONV
 import make_checkpoint as mk  # noqa: E402
+import moments  # noqa: E402
 import qconv  # noqa: E402
 
 facts = importlib.import_module("qconv._report_facts")
@@ -268,13 +270,12 @@ class Facts(Case):
         self.assertEqual(facts.quoted("a-b_c/d.txt"), "a-b_c/d.txt")
 
     def test_calibrated(self):
-        self.convert("--to", "nf4", "--calibrate", HELDOUT, "--calibration-tokens", "512", "--calibration-context", "128",
-                     MODEL, "o")
+        self.convert("--to", "nf4", "--hessians", moments.of_model(MODEL, os.path.abspath("m.safetensors"), True), MODEL, "o")
         got = qconv.report("o").json
         outputs = {w["name"]: w["outputs"] for w in got["weights"] if "outputs" in w}
         inspected = {t["name"]: t["calibrated"] for t in qconv.inspect("o").json["tensors"] if "calibrated" in t}
         self.assertEqual((outputs, len(outputs) > 20), (inspected, True))
-        self.assertIn("--calibrate heldout.txt --calibration-tokens ", got["made"]["command_line"])
+        self.assertIn("--hessians m.safetensors", got["made"]["command_line"])
         self.assertEqual(len(self.table(self.check_page(qconv.report("o").html), ["kind", "rounded"])), 7)
 
     def test_documented(self):
@@ -379,14 +380,15 @@ class Pages(Case):
         self.assertEqual((len(self.table(tree, ["kind", "mean"])), len(got.json["kinds"])), (200, 700))
 
     def test_eval(self):
-        """What eval finds, now or before, is on the page."""
+        """What eval found before is on the page; what it finds now (which takes torch) is what evaluate answers."""
         os.symlink(MODEL, "m")
         self.convert("--to", "nf4", "m", "o")
-        out, _ = self.command("o", "--against", "m", "--text", HELDOUT, "--max-tokens", "512", "--json")
-        want = qconv.eval("o", against="m", text=HELDOUT, max_tokens=512).json
-        got = json.loads(out)["eval"]
-        del want["seconds"], got["seconds"]
-        self.assertEqual(got, want)
+        made = qconv.Evaluation.from_json(self.EVAL)
+        with unittest.mock.patch("qconv._report_facts.evaluate", return_value=made) as asked:
+            got = qconv.report("o", against="m", text=HELDOUT, max_tokens=512).json["eval"]
+        self.assertEqual((got, asked.call_args.args), (self.EVAL, ("o",)))
+        self.assertEqual({k: asked.call_args.kwargs[k] for k in ("text", "max_tokens", "against")},
+                         {"text": HELDOUT, "max_tokens": 512, "against": "m"})
         got = qconv.report("o", eval=self.write_json("e.json", self.EVAL))
         self.assertEqual(got.json["eval"], self.EVAL)
         rows = {r[0]: r[1] for r in self.table(self.check_page(got.html), ["measure", "value"])}
