@@ -33,7 +33,8 @@ OWN: Dict[str, Tuple[str, str]] = {
 SWITCHES = {"trust-remote-code": "run the Python code that MODEL brings with it"}
 
 
-def calibrate(model: StrPath, out: Optional[StrPath] = None, *, text: StrPath = "default",
+def calibrate(  # type: ignore[misc]  # options of convert that are parameters here
+              model: StrPath, out: Optional[StrPath] = None, *, text: StrPath = "default",
               calibration_tokens: int = TOKENS, calibration_context: Optional[int] = None,
               tokenizer: Optional[StrPath] = None, inputs: Optional[StrPath] = None, sided: Optional[str] = None,
               damping: Optional[float] = None, device: str = "auto", trust_remote_code: bool = False,

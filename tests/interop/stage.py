@@ -46,6 +46,8 @@ ENVIRONMENTS = {
     "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
     "packed": (["transformers5"], "test_interop_packed.py"),
     "compressed-transformers4": (["transformers4"], "test_interop_compressed.py"),
+    "stream": (["transformers5"], "test_interop_stream.py"),
+    "eval": (["transformers5"], "test_interop_eval.py"),
     "calibrate-transformers5": (["transformers5"], "test_interop_calibrate.py"),
     "calibrate-transformers4": (["transformers4"], "test_interop_calibrate.py"),
     "load-transformers5": (["transformers5"], "test_interop_load.py"),

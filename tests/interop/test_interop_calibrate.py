@@ -16,6 +16,7 @@ import unittest
 import warnings
 from pathlib import Path
 
+import interop_support
 import torch
 import transformers
 from tiny_models import MAJOR, save
@@ -138,7 +139,7 @@ class Calibrate(unittest.TestCase):
             folder.calibrate("whole")
             argv = [sys.executable, "-B", "-m", "qconv", "calibrate", "--to=nf4", "--text=" + folder.text,
                     "--calibration-context=%d" % LENGTH, "--device=cpu", folder.model, folder.out("killed")]
-            environment = {**os.environ, "PYTHONPATH": PYTHON}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([PYTHON, os.environ.get("PYTHONPATH", "")])}
             killed = 0
             for least in (1, 400, 1200, 2500):
                 run = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -188,4 +189,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
         main(sys.argv[1:])
     else:
-        unittest.main()
+        interop_support.main()

@@ -11,6 +11,7 @@ import unittest
 import warnings
 from pathlib import Path
 
+import interop_support
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -279,4 +280,4 @@ if __name__ == "__main__":
         for given in sys.argv[1:]:
             print(given, check(given))
     else:
-        unittest.main()
+        interop_support.main()

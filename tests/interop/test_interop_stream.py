@@ -12,6 +12,7 @@ import unittest
 import warnings
 from pathlib import Path
 
+import interop_support
 import tiny_models
 import torch
 import transformers
@@ -314,4 +315,4 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         show(list(STREAMED) if sys.argv[1] == "--all" else sys.argv[1:])
     else:
-        unittest.main()
+        interop_support.main()
