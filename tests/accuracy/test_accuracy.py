@@ -51,13 +51,12 @@ CASES = {
 }
 AUTO = ["--to", "auto", "--margin", "1", "--prefill", "2048", "--cuda-context", "1KB",
         "--context", "16", "--vram"]
-CALIBRATED = ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
 MODELS = {
     "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1612KB", "narrow": "1291KB",
-                  "calibrate": "default", "group": "64", "windows": (8, 256)},
+                  "group": "64", "calibration": os.path.join(KJV, "heldout.txt")},
     "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1612KB",
                          "narrow": "1455KB", "group": "128",
-                         "calibrate": os.path.join(HERE, "tinystories_calibration.ids")},
+                         "calibration": os.path.join(HERE, "tinystories_calibration.ids")},
 }
 # metric: (relative, absolute, sign of worse). verify adds squares in float within a run
 # of weights, and may do so in another order in another version: some 1e-8. The forward pass is in
@@ -70,6 +69,8 @@ TOLERANCE = {"error": (2e-7, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e
 # goes the other way, and everything behind it follows: another draw of rounding errors. Its kernels
 # for SkylakeX, Haswell and Prescott were apart by up to 9% in KL divergence, 0.3% in perplexity and
 # one point in top-1. The kernels are chosen below, so that processors do not differ; versions may.
+# The moments of --hessians are those of the original model's inputs, on windows that do not judge.
+WINDOWS, CALIBRATING = (8, 256), (64, 256)  # of a text in bytes; the latter from its end
 CALIBRATED_CASES = {"nf4 double calibrated", "int4 calibrated"}
 CALIBRATED_TOLERANCE = dict(TOLERANCE, error=(0.1, 0, +1), perplexity=(5e-3, 0, +1),
                             kl_mean=(0.12, 0, +1), kl_99=(0.2, 0, +1), top1=(0, 0.015, -1))
@@ -98,16 +99,46 @@ def convert(model, options, out):
     run([QCONV, "-q", *options, "--device", "cpu", "--compress", "none", folder_of(model), out])
 
 
+def windows_of(path, shape, from_end=False):
+    """Ids of a text: of all lines of ids, or of so many bytes."""
+    if path.endswith(".ids"):
+        return np.loadtxt(path, dtype=np.int64)
+    text = np.fromfile(path, np.uint8)  # the vocabulary is bytes
+    count = shape[0] * shape[1]
+    return (text[-count:] if from_end else text[:count]).reshape(shape)
+
+
 @functools.lru_cache(maxsize=None)
 def judge_of(model):
     """What gives perplexity, KL divergence and top-1 agreement of other weights, on the model's text."""
-    spec, folder = MODELS[model], folder_of(model)
-    if spec["text"].endswith(".ids"):
-        ids = np.loadtxt(spec["text"], dtype=np.int64)
-    else:  # the vocabulary is bytes
-        windows, tokens = spec["windows"]
-        ids = np.fromfile(spec["text"], np.uint8, windows * tokens).reshape(windows, tokens)
-    return lm.Judge(lm.read_config(folder), lm.read_weights(folder), ids)
+    folder = folder_of(model)
+    return lm.Judge(lm.read_config(folder), lm.read_weights(folder), windows_of(MODELS[model]["text"], WINDOWS))
+
+
+def write_moments(model, path):
+    """The second moments of every linear layer's inputs, as --hessians reads them."""
+    header, parts, at = {}, [], 0
+
+    def add(name, array, dtype):
+        nonlocal at
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        parts.append(array.tobytes())
+        at += array.nbytes
+
+    def see(names, x):
+        x = x.reshape(-1, x.shape[-1]).astype(np.float64)
+        for name in names:
+            module = name[:-len(".weight")]
+            add(module + ".second_moment", x.T @ x / len(x), "F64")
+            add(module + ".tokens", np.array([len(x)]), "I64")
+
+    folder = folder_of(model)
+    ids = windows_of(MODELS[model]["calibration"], CALIBRATING, from_end=True)
+    lm.logits(lm.read_config(folder), lm.read_weights(folder), ids, see)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
 def measure(model, out):
@@ -134,7 +165,8 @@ def judge(expected, found, tolerance=None):
     return off
 
 
-def cases_of(model):
+def cases_of(model, scratch):
+    """moments.safetensors of scratch is written by the cases that read it."""
     cases = dict(CASES)
     cases["auto"] = AUTO + [MODELS[model]["auto"], "--scale", "absmax"]
     # 4.5 bits: what is chosen as one costs most where there is little room.
@@ -144,7 +176,7 @@ def cases_of(model):
     int4 = INT4 + [MODELS[model]["group"]]
     cases["int4 absmax"] = int4 + ["--scale", "absmax"]
     cases["int4 search"] = int4 + ["--scale", "search"]
-    calibrated = CALIBRATED + [MODELS[model]["calibrate"]]
+    calibrated = ["--hessians", os.path.join(scratch, "moments.safetensors")]
     cases["nf4 double calibrated"] = NF4 + calibrated
     cases["int4 calibrated"] = int4 + calibrated
     return cases
@@ -161,7 +193,8 @@ def read_expected(model):
 
 def measure_all(model, scratch):
     found = {}
-    for case, options in cases_of(model).items():
+    write_moments(model, os.path.join(scratch, "moments.safetensors"))
+    for case, options in cases_of(model, scratch).items():
         out = os.path.join(scratch, case.replace(" ", "-"))
         convert(model, options, out)
         found[case] = measure(model, out)
@@ -281,7 +314,7 @@ def plant():
     for what, (case, options, damage, metric, how) in PLANTS.items():
         with tempfile.TemporaryDirectory() as scratch:
             out = os.path.join(scratch, "out")
-            convert(model, options or cases_of(model)[case], out)
+            convert(model, options or cases_of(model, scratch)[case], out)
             if damage:
                 edit(out, *damage)
             off = {m: (want, got, h) for m, want, got, h in judge(expected[case],
