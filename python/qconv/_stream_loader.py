@@ -157,6 +157,12 @@ class Loader:
         if heads:
             warnings.warn("%s of transformers %s does not use the checkpoint's %s" % (
                 kind, transformers.__version__, listed(heads)), QconvWarning, stacklevel=2)
+        for group in self.found.values():
+            for name, shape in group.shapes.items():
+                if name in self.meta and shape != tuple(self.meta[name].shape):
+                    raise InputError("the checkpoint's %s makes %s of %s, and %s of transformers %s needs %s"
+                                     % (group.tensors[0][0], name, list(shape), kind, transformers.__version__,
+                                        list(self.meta[name].shape)))
 
     def _key(self, name: str) -> Optional[str]:
         """`name`, or the name of the same parameter that the checkpoint has weights for."""
