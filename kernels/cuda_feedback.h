@@ -1,5 +1,5 @@
 /* Calibrated quantization on a GPU, with cuBLAS, cuSOLVER and kernels of our own. The method and
- * the names are those of quant/second_moments.h and quant/error_feedback.h.
+ * the names are those of quant/error_feedback.h.
  *
  * cuBLAS does the products: those of floats in float (no TF32), those of the factor and the target
  * in double. So results are as good as the CPU's but not the same; they are the same from run to

@@ -4,8 +4,8 @@
  * W [rows, n] is to become Q, which is what a reader makes of codes and scales, so that
  *   sum over tokens |W z - Q x|^2
  * is small. Here x are the inputs that the layer will have behind quantized layers, and z those
- * that it had in the original model. The second moments H = sum x x^T and C = sum x z^T
- * (second_moments.h) hold all that matters about the tokens. H is damped first: each element of its
+ * that it had in the original model. The second moments H = sum x x^T and C = sum x z^T, row-major
+ * doubles [n, n], hold all that matters about the tokens. H is damped first: each element of its
  * diagonal grows by a share of itself and of the diagonal's mean (without dead columns). That adds
  * M = damping * (diag(H) + QC_FEEDBACK_FLOOR * mean). From here on H means H + M.
  *

@@ -36,9 +36,9 @@ const char *qc_hessians_name(const qc_hessians *h, uint32_t module);
  * one factor serves them. *n: the columns; *tokens: how many tokens the moments are of. */
 uint32_t qc_hessians_moments(const qc_hessians *h, uint32_t module, uint64_t *n, uint64_t *tokens);
 /* Reads the lower triangle into out [n, n] and multiplies it by the number of tokens, which gives
- * sums as second_moments.h has them. QC_ERR_INPUT where the matrix is not symmetric (within 1e-3 of
- * the diagonal's mean) or not positive, as far as each two elements of the diagonal and the one
- * between them tell; QC_ERR_NONFINITE. */
+ * sums. QC_ERR_INPUT where the matrix is not symmetric (within 1e-3 of the diagonal's mean) or not
+ * positive, as far as each two elements of the diagonal and the one between them tell;
+ * QC_ERR_NONFINITE. */
 QC_NODISCARD qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out,
                                         qc_error *err);
 /* Is there a cross moment beside these moments, and reads it: out [n, n], times the number of
