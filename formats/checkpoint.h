@@ -21,8 +21,6 @@
 #include "formats/json_strict.h"
 #include "formats/safetensors_file.h"
 
-#include <string.h>
-
 typedef struct qc_tensor_change qc_tensor_change;
 
 typedef struct {
@@ -151,24 +149,5 @@ QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, siz
 void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
                                 uint64_t offset, uint64_t len, const qc_file **file,
                                 uint64_t *begin, uint64_t *bytes);
-
-/* ---- tensors beside a weight ---- */
-
-#define QC_NAME_BYTES 4096u
-
-/* Returns the index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there
- * is none. */
-static inline uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
-                                     const char *tail)
-{
-    char name[QC_NAME_BYTES];
-    size_t tail_len = strlen(tail);
-    if (stem_len + tail_len >= sizeof name)
-        return UINT32_MAX;
-    memcpy(name, stem, stem_len);
-    memcpy(name + stem_len, tail, tail_len + 1);
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(model, name);
-    return t ? (uint32_t)(t - model->tensors) : UINT32_MAX;
-}
 
 #endif
