@@ -3,6 +3,7 @@ text. torch takes the text through the model, one layer in memory; the program s
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._command import Parser, warnings_said
@@ -112,16 +113,18 @@ def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:
 
 
 class Lines:
-    """Progress on standard error: a line at each tenth, with what is left by the time that the others took."""
+    """Progress on standard error: a line at each tenth, with the time that the rest takes if it goes on like this."""
 
     def __init__(self) -> None:
-        self.tenth = -1
+        self.tenth, self.began = -1, time.monotonic()
 
     def __call__(self, p: Progress) -> None:
         if not p.total or 10 * p.done // p.total <= self.tenth:
             return
         self.tenth = 10 * p.done // p.total
-        print("qconv: %s %d%%" % (p.stage, 100 * p.done // p.total), file=sys.stderr, flush=True)
+        left = (time.monotonic() - self.began) * (p.total - p.done) / max(p.done, 1)
+        print("qconv: %s %d%%, %d:%02d left" % (p.stage, 100 * p.done // p.total, left // 60, left % 60), file=sys.stderr,
+              flush=True)
 
 
 def main(argv: Sequence[str]) -> None:
