@@ -256,8 +256,16 @@ class Plugin(unittest.TestCase):
             file.write(bytes([byte ^ 1]))
         return folder
 
+    def restored(self, form, folder):
+        """The weights of an output turned back, in files that everybody reads."""
+        plain = s.SCRATCH / "vllm" / f"{form}-bf16"
+        if not plain.exists():
+            s.qconv("-q", "--compress", "none", "--to", "bf16", folder, plain)
+        return plain
+
     def reference(self, form):
-        return torch.log_softmax(torch.from_numpy(s.our_logits(self.output(form), [compressed.IDS])[:-1]), -1)
+        plain = self.restored(f"served-{form}", self.output(form))
+        return torch.log_softmax(torch.from_numpy(s.our_logits(plain, [compressed.IDS])[:-1]), -1)
 
     def compare(self, workers, forms, found):
         for form in forms:
@@ -304,9 +312,7 @@ class Plugin(unittest.TestCase):
         """How far log-probabilities are from those that transformers computes in float32 of the weights turned back.
         Tokens for which a router is undecided do not count: bfloat16 alone may send them to another expert, and then
         they are 0.4 apart."""
-        restored = s.SCRATCH / "vllm" / f"experts-{form}-bf16"
-        if not restored.exists():
-            s.qconv("-q", "--compress", "none", "--to", "bf16", self.experts(form), restored)
+        restored = self.restored(f"experts-{form}", self.experts(form))
         model = transformers.AutoModelForCausalLM.from_pretrained(restored, dtype=torch.float32).eval()
         margins = []
         for name, module in model.named_modules():
