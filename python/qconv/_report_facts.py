@@ -260,7 +260,8 @@ class Output:
         if not m:
             return None
         scale = None if m["to"] == "keep" else m["scale"] or "absmax"
-        words = ["qconv --to", m["to"]]
+        c = m.get("calibrate")
+        words = ["python -m qconv calibrate --to" if c and not c.get("hessians") else "qconv --to", m["to"]]
         if self.ints:
             words.append("--format compressed-tensors")
             words += ["--activation-bits 16"] if self.ints["bits"] == 8 and "a16" in self.ints["scheme"] else []
@@ -268,10 +269,9 @@ class Output:
                   ["--block-size channel"] if m["to"] == "int4" else [])
         words += ["--no-double-quant"] if m["block_size"] and not m["double_quant"] and not self.ints else []
         words += ["--scale " + scale] if scale else []
-        c = m.get("calibrate")
         if c:
             words += ["--hessians " + quoted(c["hessians"])] if c.get("hessians") else [
-                "--calibrate " + quoted(c["text"]), "--calibration-tokens %d" % c["tokens"],
+                "--text " + quoted(c["text"]), "--calibration-tokens %d" % c["tokens"],
                 "--calibration-context %d" % c["context"]]
             words += ["--damping %.6g" % c["damping"]] if c["damping"] > 0 else []
             words.append("--sided " + c["sided"])
