@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-void qc_json_put(qc_strbuf *out, const char *s, size_t len)
+void qc_json_quote(qc_strbuf *out, const char *s, size_t len)
 {
     static const char from[] = "\"\\\b\f\n\r\t";
     static const char to[] = "\"\\bfnrt";
@@ -49,7 +49,7 @@ static void append_member(qc_strbuf *out, const char *t, size_t len, const qc_js
     if (!head) {
         qc_strbuf_put(out, t, inside);
         qc_strbuf_puts(out, "\n  ");
-        qc_json_put(out, key, strlen(key));
+        qc_json_quote(out, key, strlen(key));
         qc_strbuf_putf(out, ": %s\n", value_json);
         qc_strbuf_put(out, t + qc_json_place(root).end - 1, len - qc_json_place(root).end + 1);
         return;
@@ -69,7 +69,7 @@ static void append_member(qc_strbuf *out, const char *t, size_t len, const qc_js
         qc_strbuf_put(out, t + inside, first.key - inside);
     else if (before == ' ')
         qc_strbuf_puts(out, " ");
-    qc_json_put(out, key, strlen(key));
+    qc_json_quote(out, key, strlen(key));
     qc_strbuf_put(out, t + colon, first.value - colon);
     qc_strbuf_puts(out, value_json);
     qc_strbuf_put(out, t + end, len - end);

@@ -95,37 +95,17 @@ static void skip_space(scanner *s)
         s->p++;
 }
 
-/* Scans one UTF-8 sequence of two to four bytes at s->p: no overlong form, no surrogate, nothing
- * beyond U+10FFFF (RFC 3629). */
+/* Scans one character of UTF-8 at s->p. */
 static qc_status scan_utf8(scanner *s)
 {
-    const unsigned char *u = (const unsigned char *)s->p;
+    char bytes[5] = {0}; /* the longest one and an end */
+    uint32_t c = 0;
     size_t left = (size_t)(s->end - s->p);
-    size_t more = 0;
-    unsigned lo = 0x80;
-    unsigned hi = 0xbf;
-    if (u[0] >= 0xc2 && u[0] <= 0xdf) {
-        more = 1;
-    } else if (u[0] >= 0xe0 && u[0] <= 0xef) {
-        more = 2;
-        if (u[0] == 0xe0)
-            lo = 0xa0;
-        else if (u[0] == 0xed)
-            hi = 0x9f;
-    } else if (u[0] >= 0xf0 && u[0] <= 0xf4) {
-        more = 3;
-        if (u[0] == 0xf0)
-            lo = 0x90;
-        else if (u[0] == 0xf4)
-            hi = 0x8f;
-    }
-    if (more == 0 || left <= more || u[1] < lo || u[1] > hi)
+    memcpy(bytes, s->p, left < sizeof bytes - 1 ? left : sizeof bytes - 1);
+    size_t n = qc_text_char(bytes, &c);
+    if (n == 0)
         return fail_at(s, s->p, "the text is not valid UTF-8");
-    for (size_t i = 2; i <= more; i++) {
-        if (u[i] < 0x80 || u[i] > 0xbf)
-            return fail_at(s, s->p, "the text is not valid UTF-8");
-    }
-    s->p += more + 1;
+    s->p += n;
     return QC_OK;
 }
 

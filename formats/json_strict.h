@@ -93,7 +93,7 @@ QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const c
 
 /* Appends the len bytes at s as a JSON string, escaped as serde_json does it: \" \\ \b \f \n \r \t,
  * other control characters as \u00xx in lower case, everything else unchanged. */
-void qc_json_put(qc_strbuf *out, const char *s, size_t len);
+void qc_json_quote(qc_strbuf *out, const char *s, size_t len);
 /* Returns how many bytes it appends. */
 size_t qc_json_quoted_bytes(const char *s, size_t len);
 

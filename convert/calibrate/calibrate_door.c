@@ -170,17 +170,17 @@ static void write_weight(const phase *p, qc_json_writer *w, uint32_t number)
     const qc_plan *plan = p->k->plan;
     uint32_t matrix;
     const uint32_t job = qc_calibrated_job(plan, number, &matrix);
-    qc_json_member_begin_row(w);
-    qc_json_member_string(w, "name", plan->jobs[job].name);
+    qc_json_begin_row(w, NULL);
+    qc_json_put_text(w, "name", plan->jobs[job].name);
     if (number < plan->job_count)
         return;
-    qc_json_member_u64(w, "matrix", matrix);
-    qc_json_member_u64(w, "matrices", qc_calibrated_matrices(plan, job));
+    qc_json_put_u64(w, "matrix", matrix);
+    qc_json_put_u64(w, "matrices", qc_calibrated_matrices(plan, job));
 }
 
 static qc_status send_line(const phase *p, qc_json_writer *w, qc_error *err)
 {
-    qc_json_write_end_object(w);
+    qc_json_end(w);
     qc_status st = qc_json_write_finish(w);
     if (st == QC_OK)
         st = qc_strbuf_adds(w->out, "\n", err);
@@ -191,8 +191,7 @@ static void begin_line(qc_json_writer *w, qc_strbuf *out, qc_error *err)
 {
     qc_strbuf_init(out, (size_t)1 << 30);
     qc_json_write_init(w, out, err);
-    qc_json_write_compact_next(w);
-    qc_json_write_begin_object(w);
+    qc_json_begin_row(w, NULL);
 }
 
 /* May the other side have it solved? */
@@ -212,14 +211,14 @@ static void write_offer(const phase *p, qc_json_writer *w, const qc_moments_name
 {
     const qc_job j = qc_calibrated_weight(p->k->plan, n->number);
     write_weight(p, w, n->number);
-    qc_json_member_string(w, "module", n->module);
-    qc_json_member_u64(w, "rows", j.rows);
-    qc_json_member_u64(w, "cols", j.cols);
-    qc_json_member_bool(w, "turned", j.entry->transpose);
-    qc_json_member_bool(w, "made", is_made(p, n->number));
+    qc_json_put_text(w, "module", n->module);
+    qc_json_put_u64(w, "rows", j.rows);
+    qc_json_put_u64(w, "cols", j.cols);
+    qc_json_put_bool(w, "turned", j.entry->transpose);
+    qc_json_put_bool(w, "made", is_made(p, n->number));
     if (is_made(p, n->number))
-        qc_json_member_bool(w, "searched", qc_calibrated_is_searched(p->k->store, n->number));
-    qc_json_write_end_object(w);
+        qc_json_put_bool(w, "searched", qc_calibrated_is_searched(p->k->store, n->number));
+    qc_json_end(w);
 }
 
 static const char *name_of_phase(const phase *p)
@@ -233,14 +232,14 @@ static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_erro
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
-    qc_json_member_string(&w, "phase", name_of_phase(p));
-    qc_json_member_number(&w, "seconds", ahead->seconds);
-    qc_json_member_u64(&w, "memory", ahead->memory);
-    qc_json_member_begin_array(&w, "weights");
+    qc_json_put_text(&w, "phase", name_of_phase(p));
+    qc_json_put_number(&w, "seconds", ahead->seconds);
+    qc_json_put_u64(&w, "memory", ahead->memory);
+    qc_json_begin_list(&w, "weights");
     for (uint32_t i = 0; i < p->m.name_count; i++)
         if (is_offered(p, &p->m.names[i]))
             write_offer(p, &w, &p->m.names[i]);
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     qc_status st = send_line(p, &w, err);
     qc_strbuf_deinit(&out);
     return st;
@@ -317,20 +316,20 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
     if (qc_json_kind_of(list) != QC_JSON_ARRAY || !path)
         return bad(p->d, err, "{\"values\": [{\"name\": NAME}, ...], \"to\": PATH}");
     begin_line(&w, &out, err);
-    qc_json_member_begin_array(&w, "values");
+    qc_json_begin_list(&w, "values");
     qc_status st = qc_door_values_open(&v, path, err);
     for (const qc_json_node *n = qc_json_first(list); st == QC_OK && n; n = qc_json_next(n)) {
         uint32_t number = 0;
         st = find_weight(p, n, &number, err);
         write_weight(p, &w, number);
-        qc_json_member_u64(&w, "offset", v.bytes);
-        qc_json_write_end_object(&w);
+        qc_json_put_u64(&w, "offset", v.bytes);
+        qc_json_end(&w);
         if (st == QC_OK)
             st = qc_door_values_put(&v, p->k, number, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     if (st == QC_OK)
         st = send_line(p, &w, err);
     qc_strbuf_deinit(&out);
@@ -339,14 +338,14 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
 
 static void write_left(const phase *p, qc_json_writer *w)
 {
-    qc_json_member_begin_array(w, "left");
+    qc_json_begin_list(w, "left");
     for (uint32_t i = 0; i < p->m.left_count; i++) {
         const unsigned known = p->m.known[p->m.left[i]];
         write_weight(p, w, p->m.left[i]);
-        qc_json_member_string(w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
-        qc_json_write_end_object(w);
+        qc_json_put_text(w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
+        qc_json_end(w);
     }
-    qc_json_write_end_array(w);
+    qc_json_end(w);
 }
 
 /* Answers with what was solved, and writes its values to path unless that is NULL. */
@@ -356,23 +355,23 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
-    qc_json_member_begin_array(&w, "solved");
+    qc_json_begin_list(&w, "solved");
     qc_status st = path ? qc_door_values_open(&v, path, err) : QC_OK;
     for (uint32_t i = 0; st == QC_OK && p->k->store && i < p->m.count; i++) {
         const uint32_t number = p->m.pairs[i].number;
         const qc_feedback_result r = qc_calibrated_result(p->k->store, number);
         write_weight(p, &w, number);
         if (path)
-            qc_json_member_u64(&w, "offset", v.bytes);
-        qc_json_member_number(&w, "rounded", r.rounded);
-        qc_json_member_number(&w, "calibrated", r.calibrated);
-        qc_json_write_end_object(&w);
+            qc_json_put_u64(&w, "offset", v.bytes);
+        qc_json_put_number(&w, "rounded", r.rounded);
+        qc_json_put_number(&w, "calibrated", r.calibrated);
+        qc_json_end(&w);
         if (path)
             st = qc_door_values_put(&v, p->k, number, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     write_left(p, &w);
     if (st == QC_OK)
         st = send_line(p, &w, err);

@@ -265,31 +265,28 @@ qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const cha
 
 static void put_loads(const qc_loaders *l, const steps *s, qc_json_writer *w)
 {
-    qc_json_write_key(w, "loads");
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "form", l->own_form ? l->own_form : l->row.form);
-    qc_json_write_key(w, "transformers");
-    qc_json_write_compact_next(w);
-    qc_json_write_begin_array(w);
+    qc_json_begin_object(w, "loads");
+    qc_json_put_text(w, "form", l->own_form ? l->own_form : l->row.form);
+    qc_json_begin_line(w, "transformers");
     int transformers = loads(l) && strcmp(l->library, "transformers") == 0;
     if (transformers && l->row.transformers4)
-        qc_json_write_u64(w, 4);
+        qc_json_put_u64(w, NULL, 4);
     if (transformers && l->row.transformers5)
-        qc_json_write_u64(w, 5);
-    qc_json_write_end_array(w);
-    qc_json_member_bool(w, "diffusers", loads(l) && !transformers);
-    qc_json_member_string(w, "with", l->row.with);
-    qc_json_member_bool(w, "qconv", l->qconv_load);
-    qc_json_member_bool(w, "vllm_plugin", l->plugin);
-    qc_json_member_bool(w, "unpack_first", l->compressed);
-    qc_json_member_string(w, "instead", l->instead);
+        qc_json_put_u64(w, NULL, 5);
+    qc_json_end(w);
+    qc_json_put_bool(w, "diffusers", loads(l) && !transformers);
+    qc_json_put_text(w, "with", l->row.with);
+    qc_json_put_bool(w, "qconv", l->qconv_load);
+    qc_json_put_bool(w, "vllm_plugin", l->plugin);
+    qc_json_put_bool(w, "unpack_first", l->compressed);
+    qc_json_put_text(w, "instead", l->instead);
     if (s) {
-        qc_json_member_string(w, "command", s->shell.len ? s->shell.data : NULL);
-        qc_json_member_string(w, "python", s->python.len ? s->python.data : NULL);
-        qc_json_member_string(w, "load", s->load.len ? s->load.data : NULL);
-        qc_json_member_string(w, "serve", s->serve.len ? s->serve.data : NULL);
+        qc_json_put_text(w, "command", s->shell.len ? s->shell.data : NULL);
+        qc_json_put_text(w, "python", s->python.len ? s->python.data : NULL);
+        qc_json_put_text(w, "load", s->load.len ? s->load.data : NULL);
+        qc_json_put_text(w, "serve", s->serve.len ? s->serve.data : NULL);
     }
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }
 
 qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const char *out,

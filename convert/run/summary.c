@@ -261,125 +261,120 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
 
 static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
 {
-    qc_json_member_begin_object(w, "schemes");
+    qc_json_begin_object(w, "schemes");
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
         const qc_report_scheme *scheme = &r->schemes[s];
         if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
             continue;
-        qc_json_write_key(w, qc_scheme_name((qc_scheme)s));
-        qc_json_member_begin_row(w);
-        qc_json_member_u64(w, "tensors", scheme->tensors);
-        qc_json_member_u64(w, "weights", scheme->elems);
-        qc_json_member_u64(w, "bytes_in", scheme->bytes_in);
-        qc_json_member_u64(w, "bytes_out", scheme->bytes_out);
-        qc_json_write_end_object(w);
+        qc_json_begin_row(w, qc_scheme_name((qc_scheme)s));
+        qc_json_put_u64(w, "tensors", scheme->tensors);
+        qc_json_put_u64(w, "weights", scheme->elems);
+        qc_json_put_u64(w, "bytes_in", scheme->bytes_in);
+        qc_json_put_u64(w, "bytes_out", scheme->bytes_out);
+        qc_json_end(w);
     }
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }
 
 static void put_part(qc_json_writer *w, const qc_convert_report *r)
 {
     if (r->part_count <= 1)
         return;
-    qc_json_member_begin_object(w, "part");
-    qc_json_member_u64(w, "index", r->part_index + 1);
-    qc_json_member_u64(w, "of", r->part_count);
-    qc_json_write_key(w, "to_come");
-    qc_json_write_compact_next(w);
-    qc_json_write_begin_array(w);
+    qc_json_begin_object(w, "part");
+    qc_json_put_u64(w, "index", r->part_index + 1);
+    qc_json_put_u64(w, "of", r->part_count);
+    qc_json_begin_line(w, "to_come");
     for (unsigned i = 0; i < r->parts_left_count; i++)
-        qc_json_write_u64(w, r->parts_left[i] + 1);
-    qc_json_write_end_array(w);
-    qc_json_member_string(w, "completed",
-                          r->complete_before      ? "before"
-                          : r->complete_meanwhile ? "meanwhile"
-                          : was_last(r)           ? "here"
-                                                  : NULL);
-    qc_json_write_end_object(w);
+        qc_json_put_u64(w, NULL, r->parts_left[i] + 1);
+    qc_json_end(w);
+    qc_json_put_text(w, "completed",
+                     r->complete_before      ? "before"
+                     : r->complete_meanwhile ? "meanwhile"
+                     : was_last(r)           ? "here"
+                                             : NULL);
+    qc_json_end(w);
 }
 
 static void put_adapters(qc_json_writer *w, const qc_convert_report *r)
 {
     if (r->adapter_count == 0)
         return;
-    qc_json_member_begin_array(w, "adapters");
+    qc_json_begin_list(w, "adapters");
     for (size_t i = 0; i < r->adapter_count; i++) {
         const qc_attached_adapter *a = &r->adapters[i];
-        qc_json_member_begin_row(w);
-        qc_json_member_path(w, "path", a->adapter->path);
-        qc_json_member_double(w, "scale", a->scale);
-        qc_json_member_u64(w, "weights", a->weights);
-        qc_json_member_u64(w, "biases", a->biases);
-        qc_json_member_u64(w, "replaced", a->wholes);
-        qc_json_write_end_object(w);
+        qc_json_begin_row(w, NULL);
+        qc_json_put_path(w, "path", a->adapter->path);
+        qc_json_put_double(w, "scale", a->scale);
+        qc_json_put_u64(w, "weights", a->weights);
+        qc_json_put_u64(w, "biases", a->biases);
+        qc_json_put_u64(w, "replaced", a->wholes);
+        qc_json_end(w);
     }
-    qc_json_write_end_array(w);
+    qc_json_end(w);
 }
 
 static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
 {
     if (!r->calibration_text && !r->calibration_hessians)
         return;
-    qc_json_member_begin_object(w, "calibration");
-    qc_json_member_path(w, "text", r->calibration_text);
-    qc_json_member_path(w, "hessians", r->calibration_hessians);
-    qc_json_member_u64(w, "tokens", r->calibration_tokens);
-    qc_json_member_double(w, "damping", r->calibration_damping);
-    qc_json_member_string(w, "sided", r->calibration_sided == 2 ? "two" : "one");
-    qc_json_member_u64(w, "weights", r->calibrated);
-    qc_json_member_u64(w, "left", r->not_calibrated);
+    qc_json_begin_object(w, "calibration");
+    qc_json_put_path(w, "text", r->calibration_text);
+    qc_json_put_path(w, "hessians", r->calibration_hessians);
+    qc_json_put_u64(w, "tokens", r->calibration_tokens);
+    qc_json_put_double(w, "damping", r->calibration_damping);
+    qc_json_put_text(w, "sided", r->calibration_sided == 2 ? "two" : "one");
+    qc_json_put_u64(w, "weights", r->calibrated);
+    qc_json_put_u64(w, "left", r->not_calibrated);
     if (!r->dry_run) {
-        qc_json_member_double(w, "rounded", r->outputs_rounded);
-        qc_json_member_double(w, "calibrated", r->outputs_calibrated);
-        qc_json_member_double(w, "seconds", r->calibration_seconds);
+        qc_json_put_double(w, "rounded", r->outputs_rounded);
+        qc_json_put_double(w, "calibrated", r->outputs_calibrated);
+        qc_json_put_double(w, "seconds", r->calibration_seconds);
     }
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }
 
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_string(&w, "command", "convert");
-    qc_json_member_path(&w, "model", r->model);
-    qc_json_member_path(&w, "out", r->out);
-    qc_json_member_string(&w, "to", r->to);
-    qc_json_member_string(&w, "scale", r->scale);
-    qc_json_member_bool(&w, "complete_before", r->complete_before);
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_text(&w, "command", "convert");
+    qc_json_put_path(&w, "model", r->model);
+    qc_json_put_path(&w, "out", r->out);
+    qc_json_put_text(&w, "to", r->to);
+    qc_json_put_text(&w, "scale", r->scale);
+    qc_json_put_bool(&w, "complete_before", r->complete_before);
     put_part(&w, r);
-    qc_json_member_u64(&w, "bytes_in", r->bytes_in);
-    qc_json_member_u64(&w, "bytes_out", r->bytes_out_content);
-    qc_json_member_u64(&w, "bytes_stored", r->bytes_out_stored);
-    qc_json_member_u64(&w, "shards", r->shards);
-    qc_json_member_u64(&w, "side_files", r->side_files);
-    qc_json_member_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
-    qc_json_member_double(&w, "bits_per_weight", qc_report_overall_bits(r));
+    qc_json_put_u64(&w, "bytes_in", r->bytes_in);
+    qc_json_put_u64(&w, "bytes_out", r->bytes_out_content);
+    qc_json_put_u64(&w, "bytes_stored", r->bytes_out_stored);
+    qc_json_put_u64(&w, "shards", r->shards);
+    qc_json_put_u64(&w, "side_files", r->side_files);
+    qc_json_put_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
+    qc_json_put_double(&w, "bits_per_weight", qc_report_overall_bits(r));
     put_schemes(&w, r);
     put_adapters(&w, r);
     put_calibration(&w, r);
-    if (qc_json_member_begin_object_if(&w, "worst", r->worst_name != NULL)) {
-        qc_json_member_string(&w, "name", r->worst_name);
-        qc_json_member_double(&w, "rel_mse", r->worst_rel_mse);
-        qc_json_member_double(&w, "max_err", r->worst_max_err);
-        qc_json_write_end_object(&w);
+    if (qc_json_begin_object_if(&w, "worst", r->worst_name != NULL)) {
+        qc_json_put_text(&w, "name", r->worst_name);
+        qc_json_put_double(&w, "rel_mse", r->worst_rel_mse);
+        qc_json_put_double(&w, "max_err", r->worst_max_err);
+        qc_json_end(&w);
     }
-    if (qc_json_member_begin_object_if(&w, "continued", r->continued)) {
-        qc_json_member_u64(&w, "tensors_kept", r->tensors_kept);
-        qc_json_member_u64(&w, "tensors_redone", r->tensors_redone);
-        qc_json_write_end_object(&w);
+    if (qc_json_begin_object_if(&w, "continued", r->continued)) {
+        qc_json_put_u64(&w, "tensors_kept", r->tensors_kept);
+        qc_json_put_u64(&w, "tensors_redone", r->tensors_redone);
+        qc_json_end(&w);
     }
-    qc_json_member_double(&w, "seconds", r->seconds);
-    qc_json_member_u64(&w, "threads", r->threads);
-    qc_json_member_string(&w, "isa", r->isa);
-    qc_json_member_string(&w, "device", r->device);
-    qc_json_member_double(&w, "gpu_share", gpu_share(r));
-    if (r->choice) {
-        qc_json_write_key(&w, "auto");
+    qc_json_put_double(&w, "seconds", r->seconds);
+    qc_json_put_u64(&w, "threads", r->threads);
+    qc_json_put_text(&w, "isa", r->isa);
+    qc_json_put_text(&w, "device", r->device);
+    qc_json_put_double(&w, "gpu_share", gpu_share(r));
+    if (r->choice)
         qc_auto_json(r->choice, r->explain, &w);
-    }
     if (r->loaders)
         QC_TRY(qc_next_steps_json(r->loaders, r->program, is_complete(r) ? r->out : NULL, &w, err));
-    return qc_json_write_end_text(&w);
+    return qc_json_end_text(&w);
 }
 
 /* ---- the plan, for --dry-run ---- */
@@ -429,57 +424,55 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
                             qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_string(&w, "command", "dry-run");
-    qc_json_member_string(&w, "model_type", p->recipe->model_type);
-    qc_json_member_bool(&w, "known_type", p->recipe->known_type);
-    qc_json_member_u64(&w, "source_bytes", p->source_bytes);
-    qc_json_member_u64(&w, "tensor_bytes", p->tensor_bytes);
-    qc_json_member_u64(&w, "file_bytes", p->content_bytes);
-    qc_json_member_u64(&w, "weights_quantized", p->weights_quantized);
-    qc_json_member_u64(&w, "quantized_bytes", p->quantized_bytes);
-    qc_json_member_begin_array(&w, "shards");
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_text(&w, "command", "dry-run");
+    qc_json_put_text(&w, "model_type", p->recipe->model_type);
+    qc_json_put_bool(&w, "known_type", p->recipe->known_type);
+    qc_json_put_u64(&w, "source_bytes", p->source_bytes);
+    qc_json_put_u64(&w, "tensor_bytes", p->tensor_bytes);
+    qc_json_put_u64(&w, "file_bytes", p->content_bytes);
+    qc_json_put_u64(&w, "weights_quantized", p->weights_quantized);
+    qc_json_put_u64(&w, "quantized_bytes", p->quantized_bytes);
+    qc_json_begin_list(&w, "shards");
     for (uint32_t i = 0; i < p->layout.count; i++) {
         const qc_shard *s = &p->layout.shards[i];
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", s->name);
-        qc_json_member_u64(&w, "bytes", s->header_bytes + s->data_bytes);
+        qc_json_begin_row(&w, NULL);
+        qc_json_put_text(&w, "name", s->name);
+        qc_json_put_u64(&w, "bytes", s->header_bytes + s->data_bytes);
         if (p->device_names) {
-            qc_json_member_string(&w, "device", p->device_names[s->device]);
+            qc_json_put_text(&w, "device", p->device_names[s->device]);
         }
-        qc_json_write_end_object(&w);
+        qc_json_end(&w);
     }
-    qc_json_write_end_array(&w);
-    qc_json_member_strings(&w, "skip_modules", p->recipe->skip_modules, p->recipe->skip_count);
-    qc_json_member_begin_array(&w, "tensors");
+    qc_json_end(&w);
+    qc_json_put_texts(&w, "skip_modules", p->recipe->skip_modules, p->recipe->skip_count);
+    qc_json_begin_list(&w, "tensors");
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
         const qc_checkpoint_tensor *src = &p->model->tensors[j->source];
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", src->name);
-        qc_json_member_string(&w, "dtype", qc_dtype_name(qc_checkpoint_dtype(src)));
-        qc_json_member_u64s(&w, "shape", src->dims, src->ndim);
-        qc_json_member_string(&w, "scheme", qc_scheme_name(j->scheme));
-        qc_json_member_string(&w, "role", qc_role_name(j->entry->role));
-        qc_json_member_bool(&w, "transposed", j->entry->transpose);
-        qc_json_member_string(&w, "why", j->entry->why);
-        qc_json_member_u64(&w, "bytes_before", qc_checkpoint_bytes(src));
-        qc_json_member_u64(&w, "bytes_after", job_bytes(p, j));
-        qc_json_member_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
+        qc_json_begin_row(&w, NULL);
+        qc_json_put_text(&w, "name", src->name);
+        qc_json_put_text(&w, "dtype", qc_dtype_name(qc_checkpoint_dtype(src)));
+        qc_json_put_u64s(&w, "shape", src->dims, src->ndim);
+        qc_json_put_text(&w, "scheme", qc_scheme_name(j->scheme));
+        qc_json_put_text(&w, "role", qc_role_name(j->entry->role));
+        qc_json_put_bool(&w, "transposed", j->entry->transpose);
+        qc_json_put_text(&w, "why", j->entry->why);
+        qc_json_put_u64(&w, "bytes_before", qc_checkpoint_bytes(src));
+        qc_json_put_u64(&w, "bytes_after", job_bytes(p, j));
+        qc_json_put_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
         if (p->device_names) {
-            qc_json_member_string(&w, "device", device_name(p, j));
+            qc_json_put_text(&w, "device", device_name(p, j));
         }
-        qc_json_write_end_object(&w);
+        qc_json_end(&w);
     }
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     put_calibration(&w, totals);
-    if (totals->choice) {
-        qc_json_write_key(&w, "auto");
+    if (totals->choice)
         qc_auto_json(totals->choice, totals->explain, &w);
-    }
     if (totals->loaders)
         QC_TRY(qc_next_steps_json(totals->loaders, totals->program, NULL, &w, err));
-    return qc_json_write_end_text(&w);
+    return qc_json_end_text(&w);
 }
 
 qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc_error *err)

@@ -24,13 +24,13 @@
 qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_u64(&w, "qconv_baseline", BASELINE_VERSION);
-    qc_json_member_string(&w, "qconv_version", QCONV_VERSION);
-    qc_json_member_string(&w, "activations", r->activations ? CAPTURED : RANDOM);
-    qc_json_member_u64(&w, "seed", r->seed);
-    qc_json_member_u64(&w, "rows", r->rows);
-    qc_json_member_begin_array(&w, "layers");
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_u64(&w, "qconv_baseline", BASELINE_VERSION);
+    qc_json_put_text(&w, "qconv_version", QCONV_VERSION);
+    qc_json_put_text(&w, "activations", r->activations ? CAPTURED : RANDOM);
+    qc_json_put_u64(&w, "seed", r->seed);
+    qc_json_put_u64(&w, "rows", r->rows);
+    qc_json_begin_list(&w, "layers");
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         if (l->why_not)
@@ -40,14 +40,14 @@ qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out,
                     "--save-baseline: the errors of '%s' are not finite, so no later run could be "
                     "compared with them",
                     l->pair->name);
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", l->pair->name);
-        qc_json_member_double(&w, "weight_error", l->weight_error);
-        qc_json_member_double(&w, "output_error", l->output_error);
-        qc_json_write_end_object(&w);
+        qc_json_begin_row(&w, NULL);
+        qc_json_put_text(&w, "name", l->pair->name);
+        qc_json_put_double(&w, "weight_error", l->weight_error);
+        qc_json_put_double(&w, "output_error", l->output_error);
+        qc_json_end(&w);
     }
-    qc_json_write_end_array(&w);
-    return qc_json_write_end_text(&w);
+    qc_json_end(&w);
+    return qc_json_end_text(&w);
 }
 
 static qc_status read_error(const qc_json_node *n, const char *key, double *out, qc_error *err)

@@ -22,17 +22,17 @@
 static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb, const char *key,
                        const char *other, uint64_t problems, const qc_scan_problem *first)
 {
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "command", verb);
-    qc_json_member_path(w, "path", call->model);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_text(w, "command", verb);
+    qc_json_put_path(w, "path", call->model);
     if (key)
-        qc_json_member_path(w, key, other);
-    qc_json_member_bool(w, "ok", problems == 0);
-    qc_json_member_u64(w, "problems", problems);
-    if (qc_json_member_begin_object_if(w, "first_problem", problems > 0)) {
-        qc_json_member_string(w, "what", first->what);
-        qc_json_member_string(w, "why", first->why);
-        qc_json_write_end_object(w);
+        qc_json_put_path(w, key, other);
+    qc_json_put_bool(w, "ok", problems == 0);
+    qc_json_put_u64(w, "problems", problems);
+    if (qc_json_begin_object_if(w, "first_problem", problems > 0)) {
+        qc_json_put_text(w, "what", first->what);
+        qc_json_put_text(w, "why", first->why);
+        qc_json_end(w);
     }
 }
 
@@ -40,8 +40,8 @@ static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double secon
 {
     if (codes)
         qc_code_counts_put(w, codes);
-    qc_json_member_number(w, "seconds", seconds);
-    return qc_json_write_end_text(w);
+    qc_json_put_number(w, "seconds", seconds);
+    return qc_json_end_text(w);
 }
 
 /* Names come from files. Whatever is in them, each stays on its line. */
@@ -62,11 +62,11 @@ static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_re
     qc_json_writer w;
     qc_json_write_init(&w, out, err);
     begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count, &r->first);
-    qc_json_member_u64(&w, "tensors", r->tensors_checked);
-    qc_json_member_u64(&w, "shards", r->manifest.shard_count);
-    qc_json_member_u64(&w, "files", r->manifest.file_count);
-    qc_json_member_u64(&w, "content_bytes", r->content_bytes);
-    qc_json_member_u64(&w, "stored_bytes", r->stored_bytes);
+    qc_json_put_u64(&w, "tensors", r->tensors_checked);
+    qc_json_put_u64(&w, "shards", r->manifest.shard_count);
+    qc_json_put_u64(&w, "files", r->manifest.file_count);
+    qc_json_put_u64(&w, "content_bytes", r->content_bytes);
+    qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
     return end_json(&w, codes, seconds);
 }
 
@@ -121,33 +121,33 @@ static double decibels(double error)
 
 static void put_row(qc_json_writer *w, const qc_against_row *r)
 {
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "name", r->name);
-    qc_json_member_string(w, "source", r->source);
-    qc_json_member_string(w, "kind", qc_against_kind_name(r->kind));
-    qc_json_member_string(w, "scheme", r->scheme);
-    qc_json_member_string(w, "dtype", qc_dtype_name(r->dtype));
-    qc_json_member_string(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
-    qc_json_member_u64s(w, "shape", r->dims, r->ndim);
-    qc_json_member_u64_if(w, "block_size", r->block_elems > 0, r->block_elems);
-    qc_json_member_u64(w, "bytes", r->bytes);
-    qc_json_member_u64(w, "source_bytes", r->source_bytes);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_text(w, "name", r->name);
+    qc_json_put_text(w, "source", r->source);
+    qc_json_put_text(w, "kind", qc_against_kind_name(r->kind));
+    qc_json_put_text(w, "scheme", r->scheme);
+    qc_json_put_text(w, "dtype", qc_dtype_name(r->dtype));
+    qc_json_put_text(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
+    qc_json_put_u64s(w, "shape", r->dims, r->ndim);
+    qc_json_put_u64_if(w, "block_size", r->block_elems > 0, r->block_elems);
+    qc_json_put_u64(w, "bytes", r->bytes);
+    qc_json_put_u64(w, "source_bytes", r->source_bytes);
     if (r->kind == QC_AGAINST_QUANTIZED && r->measured) {
-        qc_json_member_number(w, "error", r->error);
-        qc_json_member_number(w, "expected", r->expected);
-        qc_json_member_number(w, "ratio", r->ratio);
-        qc_json_member_number(w, "sqnr_db", decibels(r->error));
-        qc_json_member_number(w, "largest_error", r->max_error);
-        qc_json_member_u64s(w, "largest_at", (const uint64_t[2]){r->max_row, r->max_col}, 2);
-        qc_json_member_u64(w, "clipped", r->clipped);
-        qc_json_member_u64(w, "misplaced", r->misplaced);
-        qc_json_member_u64(w, "scales", r->scales);
-        qc_json_member_u64(w, "searched", r->searched);
-        qc_json_member_bool(w, "calibrated", r->calibrated);
+        qc_json_put_number(w, "error", r->error);
+        qc_json_put_number(w, "expected", r->expected);
+        qc_json_put_number(w, "ratio", r->ratio);
+        qc_json_put_number(w, "sqnr_db", decibels(r->error));
+        qc_json_put_number(w, "largest_error", r->max_error);
+        qc_json_put_u64s(w, "largest_at", (const uint64_t[2]){r->max_row, r->max_col}, 2);
+        qc_json_put_u64(w, "clipped", r->clipped);
+        qc_json_put_u64(w, "misplaced", r->misplaced);
+        qc_json_put_u64(w, "scales", r->scales);
+        qc_json_put_u64(w, "searched", r->searched);
+        qc_json_put_bool(w, "calibrated", r->calibrated);
     }
-    qc_json_member_string(w, "fault", r->fault);
-    qc_json_member_string(w, "fits", r->fits);
-    qc_json_write_end_object(w);
+    qc_json_put_text(w, "fault", r->fault);
+    qc_json_put_text(w, "fits", r->fits);
+    qc_json_end(w);
 }
 
 static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
@@ -157,26 +157,26 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
     qc_json_write_init(&w, out, err);
     begin_json(&w, call, "verified", "against", call->against, r->faults,
                &(qc_scan_problem){r->first_what, r->first_why});
-    qc_json_member_bool(&w, "manifest", r->has_manifest);
-    qc_json_member_u64(&w, "tensors", r->count);
-    qc_json_member_u64(&w, "equal", r->equal);
-    qc_json_member_u64(&w, "cast", r->cast);
-    qc_json_member_u64(&w, "quantized", r->quantized);
-    qc_json_member_u64(&w, "source_digests", r->digests);
-    qc_json_member_u64(&w, "output_bytes", r->output_bytes);
-    qc_json_member_u64(&w, "model_bytes", r->model_bytes);
-    qc_json_member_begin_array(&w, "missing");
+    qc_json_put_bool(&w, "manifest", r->has_manifest);
+    qc_json_put_u64(&w, "tensors", r->count);
+    qc_json_put_u64(&w, "equal", r->equal);
+    qc_json_put_u64(&w, "cast", r->cast);
+    qc_json_put_u64(&w, "quantized", r->quantized);
+    qc_json_put_u64(&w, "source_digests", r->digests);
+    qc_json_put_u64(&w, "output_bytes", r->output_bytes);
+    qc_json_put_u64(&w, "model_bytes", r->model_bytes);
+    qc_json_begin_list(&w, "missing");
     for (size_t i = 0; i < r->missing_count; i++) {
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", r->missing[i].name);
-        qc_json_member_string(&w, "explained", r->missing[i].why);
-        qc_json_write_end_object(&w);
+        qc_json_begin_row(&w, NULL);
+        qc_json_put_text(&w, "name", r->missing[i].name);
+        qc_json_put_text(&w, "explained", r->missing[i].why);
+        qc_json_end(&w);
     }
-    qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w, "rows");
+    qc_json_end(&w);
+    qc_json_begin_list(&w, "rows");
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     return end_json(&w, codes, seconds);
 }
 

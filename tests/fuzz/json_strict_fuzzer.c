@@ -53,7 +53,7 @@ static void quote(const char *bytes, size_t len)
     qc_json *doc = NULL;
     const char *s = NULL;
     qc_strbuf_init(&out, 8 * len + 100);
-    qc_json_put(&out, bytes, len);
+    qc_json_quote(&out, bytes, len);
     FUZZ_CHECK(qc_strbuf_status(&out, NULL) == QC_OK);
     if (qc_json_parse(&doc, out.data, out.len, 0, NULL) == QC_OK) {
         FUZZ_CHECK(qc_json_as_string(qc_json_root(doc), "x", &s, NULL) == QC_OK);

@@ -406,19 +406,19 @@ TEST(quotes_as_serde_json)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, 1000);
-    qc_json_put(&out, "a\"\\/\b\f\n\r\t\x01\x1f\x7f\xc3\xa9z", 15);
+    qc_json_quote(&out, "a\"\\/\b\f\n\r\t\x01\x1f\x7f\xc3\xa9z", 15);
     assert_string_equal(out.data, "\"a\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f\xc3\xa9z\"");
     out.len = 0;
-    qc_json_put(&out, "\0", 1);
+    qc_json_quote(&out, "\0", 1);
     assert_string_equal(out.data, "\"\\u0000\"");
     out.len = 0;
-    qc_json_put(&out, "", 0);
+    qc_json_quote(&out, "", 0);
     assert_string_equal(out.data, "\"\"");
     qc_strbuf_deinit(&out);
     /* a buffer that is too small fails at every place */
     for (size_t max = 0; max < 13; max++) {
         qc_strbuf_init(&out, max);
-        qc_json_put(&out, "ab\n\x01zz", 6);
+        qc_json_quote(&out, "ab\n\x01zz", 6);
         assert_int_equal(qc_strbuf_status(&out, NULL), QC_ERR_NOMEM);
         qc_strbuf_deinit(&out);
     }
