@@ -1,5 +1,5 @@
-/* Edits one top-level member of a JSON text without touching another byte. The text is parsed
- * again, and the tree says where members lie. */
+/* Edits one member of a JSON text without touching another byte. The text is parsed again, and the
+ * tree says where members lie. */
 #include "formats/json_strict.h"
 
 #include <string.h>
@@ -94,48 +94,51 @@ static void remove_member(qc_strbuf *out, const char *t, size_t len, const qc_js
     qc_strbuf_put(out, t + to, len - to);
 }
 
-static qc_status parse_object(qc_json **doc, const char *text, size_t len, qc_error *err)
+/* Finds the object whose member is edited: the whole text, or its member `in`. */
+static qc_status find_object(const qc_json_node **out, const qc_json *doc, const char *in,
+                             qc_error *err)
 {
-    QC_TRY(qc_json_parse(doc, text, len, QC_JSON_PYTHON, err));
-    qc_status st = qc_json_expect(qc_json_root(*doc), QC_JSON_OBJECT, "JSON text", err);
-    if (st != QC_OK)
-        qc_json_destroy(*doc);
-    return st;
+    *out = qc_json_root(doc);
+    QC_TRY(qc_json_expect(*out, QC_JSON_OBJECT, "JSON text", err));
+    if (!in)
+        return QC_OK;
+    *out = qc_json_get(*out, in);
+    return qc_json_expect(*out, QC_JSON_OBJECT, in, err);
 }
 
-qc_status qc_json_member_text(const char *text, size_t len, const char *key, const char **value,
-                              size_t *value_len, qc_error *err)
+static void edit(qc_strbuf *out, const qc_strbuf *text, const qc_json_node *object, const char *key,
+                 const char *value_json)
 {
-    qc_json *doc = NULL;
-    *value = NULL;
-    *value_len = 0;
-    QC_TRY(parse_object(&doc, text, len, err));
-    const qc_json_node *n = qc_json_get(qc_json_root(doc), key);
-    if (n) {
-        *value = text + qc_json_place(n).value;
-        *value_len = qc_json_place(n).end - qc_json_place(n).value;
-    }
-    qc_json_destroy(doc);
-    return QC_OK;
-}
-
-qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
-                         const char *value_json, qc_error *err)
-{
-    qc_json *doc = NULL;
-    QC_TRY(parse_object(&doc, text, len, err));
-    const qc_json_node *root = qc_json_root(doc), *n = qc_json_get(root, key);
+    const qc_json_node *n = qc_json_get(object, key);
     if (n && value_json) {
-        qc_strbuf_put(out, text, qc_json_place(n).value);
+        qc_strbuf_put(out, text->data, qc_json_place(n).value);
         qc_strbuf_puts(out, value_json);
-        qc_strbuf_put(out, text + qc_json_place(n).end, len - qc_json_place(n).end);
+        qc_strbuf_put(out, text->data + qc_json_place(n).end, text->len - qc_json_place(n).end);
     } else if (n) {
-        remove_member(out, text, len, root, n);
+        remove_member(out, text->data, text->len, object, n);
     } else if (value_json) {
-        append_member(out, text, len, root, key, value_json);
+        append_member(out, text->data, text->len, object, key, value_json);
     } else {
-        qc_strbuf_put(out, text, len);
+        qc_strbuf_put(out, text->data, text->len);
+    }
+}
+
+qc_status qc_json_splice(qc_strbuf *text, const char *in, const char *key, const char *value_json,
+                         qc_error *err)
+{
+    qc_json *doc = NULL;
+    const qc_json_node *object = NULL;
+    qc_strbuf out;
+    QC_TRY(qc_json_parse(&doc, text->data, text->len, QC_JSON_PYTHON, err));
+    qc_strbuf_init(&out, text->max);
+    qc_status st = find_object(&object, doc, in, err);
+    if (st == QC_OK) {
+        edit(&out, text, object, key, value_json);
+        st = qc_strbuf_status(&out, err);
     }
     qc_json_destroy(doc);
-    return qc_strbuf_status(out, err);
+    qc_strbuf_deinit(st == QC_OK ? text : &out);
+    if (st == QC_OK)
+        *text = out;
+    return st;
 }

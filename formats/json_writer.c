@@ -34,7 +34,7 @@ static void new_line(qc_json_writer *w)
 {
     static const char spaces[] = "                                ";
     put(w, "\n", 1);
-    for (size_t left = (size_t)w->depth * INDENT; left > 0;) {
+    for (size_t left = (size_t)(w->depth + w->indent) * INDENT; left > 0;) {
         size_t n = left < sizeof spaces - 1 ? left : sizeof spaces - 1;
         put(w, spaces, n);
         left -= n;

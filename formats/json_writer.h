@@ -15,6 +15,7 @@
 typedef struct {
     qc_strbuf *out; /* borrowed */
     unsigned depth;
+    unsigned indent;                   /* further levels, which lines are indented by; 0 at first */
     int first;                         /* nothing is written yet at this level */
     unsigned compact_from;             /* levels at or below this depth are on one line; 0: none */
     char closes[QC_JSON_WRITER_DEPTH]; /* the bracket that ends each open level */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define SIDE_TEXT_MAX ((size_t)256 << 20)
+#define QUANTIZATION  "quantization_config"
 #define GROUPS_MAX    (QC_SCHEME_COUNT * 4) /* schemes by block sizes */
 
 const char *qc_compute_dtype(const qc_plan *plan)
@@ -64,7 +65,7 @@ static const qc_job *first_quantized(const qc_plan *plan)
 /* Writes the block size of the weights that stay in FP8, because their reader needs it. */
 static void write_block_size(qc_json_writer *w, const qc_plan *plan)
 {
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
     const qc_json_node *size = qc_json_get(q, "weight_block_size");
     uint64_t n = 0;
     if (!strstr(plan->own_form, "fp8") || !size || qc_json_kind_of(size) != QC_JSON_ARRAY)
@@ -81,7 +82,7 @@ static void write_block_size(qc_json_writer *w, const qc_plan *plan)
  * needs it. */
 static void write_checkpoint_format(qc_json_writer *w, const qc_plan *plan)
 {
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
     if (strstr(plan->own_form, "gptq"))
         qc_json_put_text(w, "checkpoint_format",
                          qc_json_string_or(qc_json_get(q, "checkpoint_format"), "gptq"));
@@ -215,23 +216,15 @@ static int has_nf4(const qc_plan *plan)
     return 0;
 }
 
-static void indent(qc_strbuf *out, const qc_strbuf *text, const char *by)
+/* Sets quantization_config, which lies one level deep. */
+static qc_status set_quantization_config(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
-    for (size_t i = 0; i < text->len; i++) {
-        qc_strbuf_put(out, &text->data[i], 1);
-        if (text->data[i] == '\n')
-            qc_strbuf_puts(out, by);
-    }
-}
-
-/* The text of quantization_config, indented to sit one level deep. */
-static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, qc_error *err)
-{
-    qc_strbuf flat;
+    qc_strbuf value;
     qc_json_writer w;
-    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
-    qc_json_begin_text(&w, &flat, err);
     qc_status st = QC_OK;
+    qc_strbuf_init(&value, SIDE_TEXT_MAX);
+    qc_json_begin_text(&w, &value, err);
+    w.indent = 1;
     if (plan->own_form)
         write_own_config(&w, plan);
     else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
@@ -241,9 +234,10 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_json_end(&w);
     if (st == QC_OK)
         st = qc_json_write_finish(&w);
-    indent(out, &flat, "  ");
-    qc_strbuf_deinit(&flat);
-    return st == QC_OK ? qc_strbuf_status(out, err) : st;
+    if (st == QC_OK)
+        st = qc_json_splice(text, NULL, QUANTIZATION, value.data, err);
+    qc_strbuf_deinit(&value);
+    return st;
 }
 
 /* Returns the dtype that every floating tensor was asked to have, or NULL. */
@@ -258,111 +252,54 @@ static const char *common_dtype(const qc_plan_options *o)
                                             : NULL;
 }
 
-/* Does one splice from text to out, and replaces text by the result. */
-static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_error *err)
+/* Sets the recipe's list of plain modules in the quantization_config of the source. */
+static qc_status set_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
-    qc_strbuf next;
-    qc_strbuf_init(&next, SIDE_TEXT_MAX);
-    qc_status st = qc_json_splice(&next, text->data, text->len, key, value, err);
-    if (st != QC_OK) {
-        qc_strbuf_deinit(&next);
-        return st;
-    }
-    qc_strbuf_deinit(text);
-    *text = next;
-    return QC_OK;
-}
-
-/* Makes the quantization_config of the source with the recipe's list of plain modules. */
-static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
-{
-    static const char key[] = "quantization_config";
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), key);
-    const char *old = NULL;
-    size_t old_len = 0;
-    qc_strbuf flat, list, next;
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
+    qc_strbuf list;
     qc_json_writer w;
-    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_strbuf_init(&list, SIDE_TEXT_MAX);
-    qc_strbuf_init(&next, SIDE_TEXT_MAX);
-    qc_json_write_init(&w, &flat, err);
+    qc_json_write_init(&w, &list, err);
+    w.indent = 2;
     write_skip_modules(&w, NULL, plan);
     qc_status st = qc_json_write_finish(&w);
-    indent(&list, &flat, "    ");
     if (st == QC_OK)
-        st = qc_strbuf_status(&list, err);
-    if (st == QC_OK)
-        st = qc_json_member_text(text->data, text->len, key, &old, &old_len, err);
-    if (st == QC_OK)
-        st = qc_json_splice(&next, old, old_len, qc_skip_key(q), list.data, err);
-    if (st == QC_OK)
-        st = splice(text, key, next.data, err);
-    qc_strbuf_deinit(&flat);
+        st = qc_json_splice(text, QUANTIZATION, qc_skip_key(q), list.data, err);
     qc_strbuf_deinit(&list);
-    qc_strbuf_deinit(&next);
     return st;
 }
 
-/* Sets the numbers of layers for multi-token prediction that an object has to 0. */
-static qc_status splice_no_mtp(qc_strbuf *text, const qc_json_node *object, qc_error *err)
+/* Sets the numbers of layers for multi-token prediction to 0, in config.json and its text_config. */
+static qc_status set_no_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
 {
+    static const char *const places[] = {NULL, "text_config"};
     static const char *const keys[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (qc_json_get(object, keys[i]))
-            QC_TRY(splice(text, keys[i], "0", err));
+    for (size_t i = 0; i < 4; i++) {
+        const char *in = places[i / 2], *key = keys[i % 2];
+        if (qc_json_get(in ? qc_json_get(root, in) : root, key))
+            QC_TRY(qc_json_splice(text, in, key, "0", err));
+    }
     return QC_OK;
-}
-
-/* The same for a config.json, and for its text_config. */
-static qc_status splice_dropped_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
-{
-    static const char key[] = "text_config";
-    const char *old = NULL;
-    size_t old_len = 0;
-    qc_strbuf inner;
-    QC_TRY(splice_no_mtp(text, root, err));
-    if (!qc_json_get(root, key))
-        return QC_OK;
-    QC_TRY(qc_json_member_text(text->data, text->len, key, &old, &old_len, err));
-    qc_strbuf_init(&inner, SIDE_TEXT_MAX);
-    qc_status st = qc_strbuf_add(&inner, old, old_len, err);
-    if (st == QC_OK)
-        st = splice_no_mtp(&inner, qc_json_get(root, key), err);
-    if (st == QC_OK)
-        st = splice(text, key, inner.data, err);
-    qc_strbuf_deinit(&inner);
-    return st;
 }
 
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     const qc_json_node *root = qc_json_root(m->config);
-    int quantized = plan->weights_quantized > 0;
-    qc_strbuf value;
-    qc_strbuf_init(&value, SIDE_TEXT_MAX);
     QC_TRY(qc_strbuf_add(out, m->config_text, m->config_len, err));
-    qc_status st = QC_OK;
-    if (quantized) {
-        st = make_quantization_config(&value, plan, err);
-        if (st == QC_OK)
-            st = splice(out, "quantization_config", value.data, err);
-    } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
-               !plan->recipe->keeps_coded) {
-        st = splice(out, "quantization_config", NULL, err);
-    } else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to)) {
-        st = splice_skip_list(out, plan, err);
-    }
-    qc_strbuf_deinit(&value);
+    if (plan->weights_quantized > 0)
+        QC_TRY(set_quantization_config(out, plan, err));
+    else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
+             !plan->recipe->keeps_coded)
+        QC_TRY(qc_json_splice(out, NULL, QUANTIZATION, NULL, err));
+    else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to))
+        QC_TRY(set_skip_list(out, plan, err));
     const char *dtype = common_dtype(plan->options);
     static const char *const dtype_keys[] = {"torch_dtype", "dtype"};
-    for (int i = 0; st == QC_OK && dtype && i < 2; i++) {
+    for (int i = 0; dtype && i < 2; i++)
         if (qc_json_get(root, dtype_keys[i]))
-            st = splice(out, dtype_keys[i], dtype, err);
-    }
-    if (st == QC_OK && plan->recipe->mtp_dropped)
-        st = splice_dropped_mtp(out, root, err);
-    return st;
+            QC_TRY(qc_json_splice(out, NULL, dtype_keys[i], dtype, err));
+    return plan->recipe->mtp_dropped ? set_no_mtp(out, root, err) : QC_OK;
 }
 
 static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, size_t count,
