@@ -32,19 +32,15 @@ static const char *scheme_text(char out[128], const qc_tensor_facts *tf)
 
 static void put_head(const qc_facts *f, qc_strbuf *out)
 {
-    char path[512];
-    (void)snprintf(path, sizeof path, "%s", f->model->path);
-    qc_console_printable(path);
     const char *kind = f->manifest || f->manifest_trouble ? "qconv output"
                        : f->model->is_dir                 ? "checkpoint"
                                                           : "one file";
-    qc_strbuf_putf(out, "%s: %s", path, kind);
+    qc_console_puts(out, f->model->path);
+    qc_strbuf_putf(out, ": %s", kind);
     if (f->model_type) {
-        char type[128];
-        (void)snprintf(type, sizeof type, "%s", f->model_type);
-        qc_console_printable(type);
-        qc_strbuf_putf(out, ", model type %s%s", type,
-                       f->known_type ? "" : " (not known to qconv)");
+        qc_strbuf_puts(out, ", model type ");
+        qc_console_puts(out, f->model_type);
+        qc_strbuf_puts(out, f->known_type ? "" : " (not known to qconv)");
     }
     qc_strbuf_puts(out, "\n");
 }
@@ -60,7 +56,7 @@ static int has_integers(const qc_facts *f)
 static void put_manifest(const qc_facts *f, qc_strbuf *out)
 {
     const qc_manifest *m = f->manifest;
-    char size[QC_SIZE_TEXT_BYTES], text[256];
+    char size[QC_SIZE_TEXT_BYTES];
     uint64_t bytes = 0;
     for (size_t i = 0; i < m->source_count; i++)
         bytes += m->sources[i].bytes;
@@ -77,30 +73,28 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
     qc_strbuf_putf(out, "\n  from      %zu file%s, %s\n", m->source_count,
                    qc_plural(m->source_count), qc_text_bytes(size, bytes));
     for (size_t i = 0; i < m->adapter_count; i++) {
-        (void)snprintf(text, sizeof text, "%s", m->adapters[i].name);
-        qc_console_printable(text);
-        qc_strbuf_putf(out, "  adapter   %s, %s", text, qc_text_bytes(size, m->adapters[i].bytes));
+        qc_strbuf_puts(out, "  adapter   ");
+        qc_console_puts(out, m->adapters[i].name);
+        qc_strbuf_putf(out, ", %s", qc_text_bytes(size, m->adapters[i].bytes));
         if (m->adapters[i].scale != 1.0)
             qc_strbuf_putf(out, ", times %g", m->adapters[i].scale);
         qc_strbuf_puts(out, "\n");
     }
     if (m->calibration) {
         const qc_manifest_calibration *c = m->calibration;
-        (void)snprintf(text, sizeof text, "%s", c->hessians ? c->hessians : c->text);
-        qc_console_printable(text);
-        qc_strbuf_putf(out, "  calibrated with %s", text);
+        qc_strbuf_puts(out, "  calibrated with ");
+        qc_console_puts(out, c->hessians ? c->hessians : c->text);
         if (!c->hessians)
             qc_strbuf_putf(out, ", %" PRIu64 " tokens in windows of %" PRIu64, c->tokens,
                            c->context);
         if (c->damping > 0)
             qc_strbuf_putf(out, ", damping %g", c->damping);
-        qc_strbuf_putf(out, ", %s-sided", c->sided);
-        qc_strbuf_puts(out, "\n");
+        qc_strbuf_putf(out, ", %s-sided\n", c->sided);
     }
     for (size_t i = 0; i < m->rule_count; i++) {
-        (void)snprintf(text, sizeof text, "%s", m->rules[i]);
-        qc_console_printable(text);
-        qc_strbuf_putf(out, "  rule      %s\n", text);
+        qc_strbuf_puts(out, "  rule      ");
+        qc_console_puts(out, m->rules[i]);
+        qc_strbuf_puts(out, "\n");
     }
 }
 

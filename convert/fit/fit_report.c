@@ -242,11 +242,10 @@ void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
 
 static void add_head(const qc_fit_report *r, qc_strbuf *out)
 {
-    char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
-    (void)snprintf(model, sizeof model, "%s", r->model);
-    qc_console_printable(model);
+    char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     int unknown = r->fit->geometry->cache_unknown;
-    qc_strbuf_putf(out, "%s as %s on %s: %s%s\n\n", model, r->to, r->fit->budget->text,
+    qc_console_puts(out, r->model);
+    qc_strbuf_putf(out, " as %s on %s: %s%s\n\n", r->to, r->fit->budget->text,
                    r->fit->fits ? "fits" : "does not fit",
                    unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
     qc_strbuf_putf(out, "  weights    %s in %s parameters",

@@ -138,11 +138,11 @@ static void put_reasons(const qc_hardware *h, qc_strbuf *out)
 
 static void put_host(const qc_hardware *h, qc_strbuf *out)
 {
-    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], text[512];
-    (void)snprintf(text, CELL_BYTES, "%s", h->cpu_name ? h->cpu_name : "not known");
-    qc_console_printable(text);
-    qc_strbuf_putf(out, "\nprocessor  %s, %u thread%s, %s\n", text, h->cpu_threads,
-                   qc_plural(h->cpu_threads), qc_isa_name(h->isa));
+    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES];
+    qc_strbuf_puts(out, "\nprocessor  ");
+    qc_console_puts(out, h->cpu_name ? h->cpu_name : "not known");
+    qc_strbuf_putf(out, ", %u thread%s, %s\n", h->cpu_threads, qc_plural(h->cpu_threads),
+                   qc_isa_name(h->isa));
     if (h->memory_bytes)
         qc_strbuf_putf(out, "memory     %s, %s free\n", qc_text_bytes(a, h->memory_bytes),
                        qc_text_bytes(b, h->memory_free_bytes));
@@ -154,24 +154,23 @@ static void put_host(const qc_hardware *h, qc_strbuf *out)
                    h->cuda_build ? h->cuda_build : "none: this build is for the CPU only");
     if (!h->quantizes_on && !h->quantizes_why)
         return;
-    (void)snprintf(text, sizeof text, "%s%s%s", h->quantizes_on ? h->quantizes_on : "nothing",
-                   h->quantizes_why ? ": " : "", h->quantizes_why ? h->quantizes_why : "");
-    qc_console_printable(text);
-    qc_strbuf_putf(out, "quantizes  on %s\n", text);
+    qc_strbuf_puts(out, "quantizes  on ");
+    qc_console_puts(out, h->quantizes_on ? h->quantizes_on : "nothing");
+    qc_strbuf_puts(out, h->quantizes_why ? ": " : "");
+    qc_console_puts(out, h->quantizes_why ? h->quantizes_why : "");
+    qc_strbuf_puts(out, "\n");
 }
 
 qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out, qc_error *err)
 {
-    char size[QC_SIZE_TEXT_BYTES], why[512];
+    char size[QC_SIZE_TEXT_BYTES];
     qc_strategy s;
     QC_TRY(qc_strategy_choose(&s, h, arena, err));
     if (h->gpu_count == 0) {
-        (void)snprintf(why, sizeof why, "%s", h->no_gpu ? h->no_gpu : "none was found");
-        qc_console_printable(why);
-        qc_strbuf_putf(
-            out,
-            "No GPU: %s.\nTo describe cards that are not here: qconv hardware --as 2xA100-40GB\n",
-            why);
+        qc_strbuf_puts(out, "No GPU: ");
+        qc_console_puts(out, h->no_gpu ? h->no_gpu : "none was found");
+        qc_strbuf_puts(out,
+                       ".\nTo describe cards that are not here: qconv hardware --as 2xA100-40GB\n");
     } else {
         if (h->assumed)
             qc_strbuf_puts(out, "GPUs assumed; processor, memory and disk are this machine's\n");

@@ -40,15 +40,6 @@ double qc_report_overall_bits(const qc_convert_report *r)
 
 /* ---- text ---- */
 
-/* Names come from files and command lines, so they may hold anything. */
-static void add_printable(qc_strbuf *out, const char *s)
-{
-    size_t before = out->len;
-    qc_strbuf_puts(out, s);
-    if (out->failed == QC_OK)
-        qc_console_printable(out->data + before);
-}
-
 static void add_sizes(const qc_convert_report *r, qc_strbuf *out)
 {
     char in[QC_SIZE_TEXT_BYTES], content[QC_SIZE_TEXT_BYTES], stored[QC_SIZE_TEXT_BYTES];
@@ -93,7 +84,7 @@ static void add_device(const qc_convert_report *r, qc_strbuf *out)
     if (r->gpu_weights == 0)
         return;
     qc_strbuf_puts(out, "  device    ");
-    add_printable(out, r->device);
+    qc_console_puts(out, r->device);
     if (gpu_share(r) < 1.0)
         qc_strbuf_putf(out, " for %.1f%% of the quantized weights, the CPU for the rest",
                        gpu_share(r) * 100.0);
@@ -157,7 +148,7 @@ static void add_complete_before(const qc_convert_report *r, qc_strbuf *out)
 {
     if (r->part_count > 1)
         qc_strbuf_putf(out, "part %u of %u: ", r->part_index + 1, r->part_count);
-    add_printable(out, r->out);
+    qc_console_puts(out, r->out);
     qc_strbuf_putf(out, " is complete already; --%s makes it anew\n",
                    r->part_count > 1 ? "restart" : "force");
 }
@@ -167,7 +158,7 @@ static void add_adapters(const qc_convert_report *r, qc_strbuf *out)
     for (size_t i = 0; i < r->adapter_count; i++) {
         const qc_attached_adapter *a = &r->adapters[i];
         qc_strbuf_puts(out, "  merged    ");
-        add_printable(out, a->adapter->path);
+        qc_console_puts(out, a->adapter->path);
         if (a->scale != 1.0)
             qc_strbuf_putf(out, ", times %g,", a->scale);
         qc_strbuf_putf(out, " into %zu weight%s", a->weights, qc_plural(a->weights));
@@ -186,7 +177,7 @@ static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
         return;
     qc_strbuf_putf(out, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
                    qc_plural(r->calibrated));
-    add_printable(out, with);
+    qc_console_puts(out, with);
     if (r->calibration_text)
         qc_strbuf_putf(out, " (%" PRIu64 " tokens)", r->calibration_tokens);
     if (r->calibrated)
@@ -203,10 +194,10 @@ static void add_heading(const qc_convert_report *r, qc_strbuf *out)
         qc_strbuf_putf(out, "part %u of %u %s: ", r->part_index + 1, r->part_count,
                        was_last(r) ? "was the last" : "is done");
     qc_strbuf_puts(out, r->dry_run ? "dry run: " : "converted ");
-    add_printable(out, r->model);
+    qc_console_puts(out, r->model);
     if (r->out) {
         qc_strbuf_puts(out, " -> ");
-        add_printable(out, r->out);
+        qc_console_puts(out, r->out);
     }
     qc_strbuf_putf(out, " as %s", r->to);
     if (r->scale && strcmp(r->scale, "absmax") != 0)
@@ -219,7 +210,7 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
 {
     if (r->worst_name) {
         qc_strbuf_puts(out, "  worst     ");
-        add_printable(out, r->worst_name);
+        qc_console_puts(out, r->worst_name);
         qc_strbuf_putf(out, ": relative MSE %.3e, largest error %.3e\n", r->worst_rel_mse,
                        r->worst_max_err);
     }

@@ -64,6 +64,14 @@ static void say(const char *line, size_t len)
     }
 }
 
+void qc_console_puts(qc_strbuf *out, const char *text)
+{
+    const size_t at = out->len;
+    qc_strbuf_puts(out, text);
+    if (out->data)
+        qc_console_printable(out->data + at);
+}
+
 void qc_console_printable(char *s)
 {
     qc_text_printable(s);

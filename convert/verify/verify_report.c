@@ -4,7 +4,7 @@
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
-#include "formats/json_writer.h"
+#include "formats/json_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -44,16 +44,6 @@ static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double secon
     return qc_json_end_text(w);
 }
 
-/* Names come from files. Whatever is in them, each stays on its line. */
-static void clean_lines(qc_strbuf *out)
-{
-    for (char *line = out->data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
-        *end = '\0';
-        qc_console_printable(line);
-        *end = '\n';
-    }
-}
-
 /* ---- verify, unpack -------------------------------------------------------------------------- */
 
 static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
@@ -75,17 +65,19 @@ static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result 
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     const qc_manifest *m = &r->manifest;
-    if (r->problem_count)
-        qc_strbuf_putf(out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
+    qc_console_puts(out, call->model);
+    if (r->problem_count) {
+        qc_strbuf_putf(out, ": DAMAGED: %" PRIu64 " problem%s\n", r->problem_count,
                        qc_plural(r->problem_count));
-    else
-        qc_strbuf_putf(
-            out,
-            "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s%s\n",
-            call->model, verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
-            m->file_count, qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes),
-            seconds, qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "",
-            call->out ? call->out : "");
+        return;
+    }
+    qc_strbuf_putf(
+        out, ": %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s", verb,
+        r->tensors_checked, m->shard_count, qc_plural(m->shard_count), m->file_count,
+        qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes), seconds,
+        qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "");
+    qc_console_puts(out, call->out ? call->out : "");
+    qc_strbuf_puts(out, "\n");
 }
 
 qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
@@ -98,18 +90,7 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_c
         st = scan_json(&out, call, r, codes, verb, seconds, err);
     else if (!call->quiet)
         scan_text(&out, call, r, verb, seconds);
-    if (st == QC_OK)
-        st = qc_strbuf_status(&out, err);
-    if (st == QC_OK && !call->json && out.len > 0) {
-        /* Whatever is in the names, this stays one line. */
-        out.data[out.len - 1] = '\0';
-        qc_console_printable(out.data);
-        out.data[out.len - 1] = '\n';
-    }
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }
 
 /* ---- --against: JSON ------------------------------------------------------------------------- */
@@ -150,6 +131,12 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
     qc_json_end(w);
 }
 
+static const qc_json_row missing_rows[] = {
+    QC_JSON_ROW(qc_against_missing, name, TEXT, 0),
+    QC_JSON_ROW_AS("explained", qc_against_missing, why, TEXT, 0),
+    {NULL},
+};
+
 static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                               qc_code_counts *codes, double seconds, qc_error *err)
 {
@@ -165,14 +152,8 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
     qc_json_put_u64(&w, "source_digests", r->digests);
     qc_json_put_u64(&w, "output_bytes", r->output_bytes);
     qc_json_put_u64(&w, "model_bytes", r->model_bytes);
-    qc_json_begin_list(&w, "missing");
-    for (size_t i = 0; i < r->missing_count; i++) {
-        qc_json_begin_row(&w, NULL);
-        qc_json_put_text(&w, "name", r->missing[i].name);
-        qc_json_put_text(&w, "explained", r->missing[i].why);
-        qc_json_end(&w);
-    }
-    qc_json_end(&w);
+    qc_json_put_list(&w, "missing", missing_rows, 0, r->missing, r->missing_count,
+                     sizeof *r->missing);
     qc_json_begin_list(&w, "rows");
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
@@ -309,6 +290,15 @@ static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_agains
     return QC_OK;
 }
 
+static void put_missing(qc_strbuf *out, const qc_against_missing *m)
+{
+    qc_strbuf_puts(out, "not in OUT: ");
+    qc_console_puts(out, m->name);
+    qc_strbuf_puts(out, m->why ? ": " : "");
+    qc_console_puts(out, m->why ? m->why : "");
+    qc_strbuf_puts(out, "\n");
+}
+
 static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                                qc_error *err)
 {
@@ -318,8 +308,7 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
         explained += m->why != NULL;
         unexplained += m->why == NULL;
         if (call->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
-            qc_strbuf_putf(out, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
-                           m->why ? m->why : "");
+            put_missing(out, m);
     }
     if (call->verbose == 0)
         QC_TRY(qc_console_add_more(out, unexplained, err));
@@ -337,16 +326,17 @@ static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_agains
     write_kinds(out, call->arena, r);
     QC_TRY(write_rows(out, call, r, err));
     QC_TRY(write_missing(out, call, r, err));
+    qc_console_puts(out, call->model);
+    qc_strbuf_puts(out, r->faults ? ": NOT " : ": is ");
+    qc_console_puts(out, call->against);
     if (r->faults)
-        qc_strbuf_putf(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
-                       r->faults, qc_plural(r->faults));
+        qc_strbuf_putf(out, ": %" PRIu64 " fault%s\n", r->faults, qc_plural(r->faults));
     else
         qc_strbuf_putf(out,
-                       "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
+                       ": %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
                        " equal; %s of both in %.2f s, %s\n",
-                       call->model, call->against, r->count, qc_plural(r->count), r->quantized,
-                       r->cast, r->equal, qc_text_bytes(bytes, read), seconds,
-                       qc_text_rate(rate, read, seconds));
+                       r->count, qc_plural(r->count), r->quantized, r->cast, r->equal,
+                       qc_text_bytes(bytes, read), seconds, qc_text_rate(rate, read, seconds));
     return qc_strbuf_status(out, err);
 }
 
@@ -360,10 +350,5 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_
         st = against_json(&out, call, r, codes, seconds, err);
     else if (!call->quiet)
         st = write_text(&out, call, r, seconds, err);
-    if (st == QC_OK && !call->json)
-        clean_lines(&out);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }
