@@ -7,7 +7,7 @@
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
-#include "formats/json_writer.h"
+#include "formats/manifest_rows.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -17,16 +17,22 @@ static double bits_per(uint64_t bytes, uint64_t elems)
     return elems ? (double)bytes * 8.0 / (double)elems : 0.0;
 }
 
-double qc_report_quantized_bits(const qc_convert_report *r)
+/* Sums up the schemes that quantize. */
+static qc_report_scheme quantized(const qc_convert_report *r)
 {
-    uint64_t bytes = 0, elems = 0;
+    qc_report_scheme sum = {0};
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
         if (qc_scheme_is_quantized((qc_scheme)s)) {
-            bytes += r->schemes[s].bytes_out;
-            elems += r->schemes[s].elems;
+            sum.bytes_out += r->schemes[s].bytes_out;
+            sum.elems += r->schemes[s].elems;
         }
     }
-    return bits_per(bytes, elems);
+    return sum;
+}
+
+double qc_report_quantized_bits(const qc_convert_report *r)
+{
+    return bits_per(quantized(r).bytes_out, quantized(r).elems);
 }
 
 double qc_report_overall_bits(const qc_convert_report *r)
@@ -71,10 +77,7 @@ static void add_schemes(const qc_convert_report *r, qc_strbuf *out)
 /* Returns the share of the quantized weights that GPUs quantized; 0 if there are none. */
 static double gpu_share(const qc_convert_report *r)
 {
-    uint64_t elems = 0;
-    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
-        if (qc_scheme_is_quantized((qc_scheme)s))
-            elems += r->schemes[s].elems;
+    const uint64_t elems = quantized(r).elems;
     return elems ? (double)r->gpu_weights / (double)elems : 0.0;
 }
 
@@ -120,8 +123,9 @@ static void add_time(const qc_convert_report *r, qc_strbuf *out)
     else
         qc_strbuf_putf(
             out, ", %s in, %s out",
-            qc_text_rate(rate_in, qc_sat_sub(r->bytes_in, r->bytes_in_kept), r->seconds),
-            qc_text_rate(rate_out, qc_sat_sub(r->bytes_out_stored, r->bytes_out_kept), r->seconds));
+            qc_text_rate(rate_in, qc_sat_sub(r->bytes_in, r->found.bytes_kept), r->seconds),
+            qc_text_rate(rate_out, qc_sat_sub(r->bytes_out_stored, r->found.stored_kept),
+                         r->seconds));
     qc_strbuf_putf(out, ", %u thread%s%s%s\n", r->threads, qc_plural(r->threads),
                    r->isa ? ", " : "", r->isa ? r->isa : "");
 }
@@ -172,19 +176,19 @@ static void add_adapters(const qc_convert_report *r, qc_strbuf *out)
 
 static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
 {
-    const char *with = r->calibration_text ? r->calibration_text : r->calibration_hessians;
-    if (!with)
+    const qc_calibrate_report *c = &r->calibration;
+    if (!c->text && !c->hessians)
         return;
-    qc_strbuf_putf(out, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
-                   qc_plural(r->calibrated));
-    qc_console_puts(out, with);
-    if (r->calibration_text)
-        qc_strbuf_putf(out, " (%" PRIu64 " tokens)", r->calibration_tokens);
-    if (r->calibrated)
-        qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs_rounded,
-                       r->outputs_calibrated);
-    if (r->not_calibrated)
-        qc_strbuf_putf(out, "; %" PRIu64 " by search", r->not_calibrated);
+    qc_strbuf_putf(out, "  calibrated %" PRIu32 " weight%s with ", c->weights,
+                   qc_plural(c->weights));
+    qc_console_puts(out, c->text ? c->text : c->hessians);
+    if (c->text)
+        qc_strbuf_putf(out, " (%" PRIu64 " tokens)", c->tokens);
+    if (c->weights)
+        qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs.rounded,
+                       r->outputs.calibrated);
+    if (c->left)
+        qc_strbuf_putf(out, "; %" PRIu32 " by search", c->left);
     qc_strbuf_puts(out, "\n");
 }
 
@@ -217,9 +221,9 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
     add_adapters(r, out);
     add_calibration(r, out);
     add_device(r, out);
-    if (r->continued)
-        qc_strbuf_putf(out, "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
-                       r->tensors_kept, qc_plural(r->tensors_kept), r->tensors_redone);
+    if (r->found.continued)
+        qc_strbuf_putf(out, "  continued %" PRIu32 " tensor%s kept, %" PRIu32 " made again\n",
+                       r->found.jobs_kept, qc_plural(r->found.jobs_kept), r->found.jobs_redone);
     add_time(r, out);
     add_parts_left(r, out);
 }
@@ -250,20 +254,20 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
 
 /* ---- JSON ---- */
 
+static const qc_json_row scheme_rows[] = {
+    QC_JSON_ROW(qc_report_scheme, tensors, U64, 0),
+    QC_JSON_ROW_AS("weights", qc_report_scheme, elems, U64, 0),
+    QC_JSON_ROW(qc_report_scheme, bytes_in, U64, 0),
+    QC_JSON_ROW(qc_report_scheme, bytes_out, U64, 0),
+    {NULL},
+};
+
 static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
 {
     qc_json_begin_object(w, "schemes");
-    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
-        const qc_report_scheme *scheme = &r->schemes[s];
-        if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
-            continue;
-        qc_json_begin_row(w, qc_scheme_name((qc_scheme)s));
-        qc_json_put_u64(w, "tensors", scheme->tensors);
-        qc_json_put_u64(w, "weights", scheme->elems);
-        qc_json_put_u64(w, "bytes_in", scheme->bytes_in);
-        qc_json_put_u64(w, "bytes_out", scheme->bytes_out);
-        qc_json_end(w);
-    }
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
+        if (r->schemes[s].tensors > 0 && s != QC_SCHEME_ABSORBED)
+            qc_json_put_row(w, qc_scheme_name((qc_scheme)s), scheme_rows, 0, &r->schemes[s]);
     qc_json_end(w);
 }
 
@@ -304,22 +308,27 @@ static void put_adapters(qc_json_writer *w, const qc_convert_report *r)
     qc_json_end(w);
 }
 
+static const qc_json_row calibration_rows[] = {
+    QC_JSON_ROW(qc_calibrate_report, text, PATH, 0),
+    QC_JSON_ROW(qc_calibrate_report, hessians, PATH, 0),
+    QC_JSON_ROW(qc_calibrate_report, tokens, U64, 0),
+    QC_JSON_ROW(qc_calibrate_report, damping, DOUBLE, 0),
+    {NULL},
+};
+
 static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
 {
-    if (!r->calibration_text && !r->calibration_hessians)
+    const qc_calibrate_report *c = &r->calibration;
+    if (!c->text && !c->hessians)
         return;
     qc_json_begin_object(w, "calibration");
-    qc_json_put_path(w, "text", r->calibration_text);
-    qc_json_put_path(w, "hessians", r->calibration_hessians);
-    qc_json_put_u64(w, "tokens", r->calibration_tokens);
-    qc_json_put_double(w, "damping", r->calibration_damping);
-    qc_json_put_text(w, "sided", r->calibration_sided == 2 ? "two" : "one");
-    qc_json_put_u64(w, "weights", r->calibrated);
-    qc_json_put_u64(w, "left", r->not_calibrated);
+    qc_json_put_rows(w, calibration_rows, 0, c);
+    qc_json_put_text(w, "sided", c->sided == 2 ? "two" : "one");
+    qc_json_put_u64(w, "weights", c->weights);
+    qc_json_put_u64(w, "left", c->left);
     if (!r->dry_run) {
-        qc_json_put_double(w, "rounded", r->outputs_rounded);
-        qc_json_put_double(w, "calibrated", r->outputs_calibrated);
-        qc_json_put_double(w, "seconds", r->calibration_seconds);
+        qc_json_put_rows(w, qc_manifest_output_rows, 0, &r->outputs);
+        qc_json_put_double(w, "seconds", c->seconds);
     }
     qc_json_end(w);
 }
@@ -351,9 +360,9 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         qc_json_put_double(&w, "max_err", r->worst_max_err);
         qc_json_end(&w);
     }
-    if (qc_json_begin_object_if(&w, "continued", r->continued)) {
-        qc_json_put_u64(&w, "tensors_kept", r->tensors_kept);
-        qc_json_put_u64(&w, "tensors_redone", r->tensors_redone);
+    if (qc_json_begin_object_if(&w, "continued", r->found.continued)) {
+        qc_json_put_u64(&w, "tensors_kept", r->found.jobs_kept);
+        qc_json_put_u64(&w, "tensors_redone", r->found.jobs_redone);
         qc_json_end(&w);
     }
     qc_json_put_double(&w, "seconds", r->seconds);
