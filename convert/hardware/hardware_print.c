@@ -191,15 +191,10 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
 
 /* ---- JSON ---- */
 
-/* Writes a number, or null for 0. */
-static void put_known(qc_json_writer *w, const char *key, uint64_t v)
-{
-    qc_json_put_u64_if(w, key, v > 0, v);
-}
-
+/* Writes a rate, or null for 0. */
 static void put_rate(qc_json_writer *w, const char *key, double v)
 {
-    put_known(w, key, v > 0 ? (uint64_t)v : 0);
+    qc_json_put_u64_if(w, key, v > 0, (uint64_t)v);
 }
 
 static void put_peers(qc_json_writer *w, const qc_gpu *g)
@@ -242,7 +237,7 @@ static void put_gpu(qc_json_writer *w, const qc_hardware *h, const qc_gpu *g)
     qc_json_put_text(w, "name", g->name);
     qc_json_put_text(w, "uuid", g->uuid);
     qc_json_put_text(w, "card", g->card ? g->card->name : NULL);
-    put_known(w, "sm", g->sm);
+    qc_json_put_u64_if(w, "sm", g->sm > 0, g->sm);
     qc_json_put_text(w, "architecture", *a.architecture ? a.architecture : NULL);
     qc_json_put_u64(w, "total_bytes", g->total_bytes);
     qc_json_put_u64(w, "used_bytes", g->used_bytes);
@@ -286,8 +281,8 @@ qc_status qc_hardware_json(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     qc_json_put_text(&w, "name", h->cpu_name);
     qc_json_put_u64(&w, "threads", h->cpu_threads);
     qc_json_put_text(&w, "isa", qc_isa_name(h->isa));
-    put_known(&w, "memory_bytes", h->memory_bytes);
-    put_known(&w, "memory_free_bytes", h->memory_free_bytes);
+    qc_json_put_u64_if(&w, "memory_bytes", h->memory_bytes > 0, h->memory_bytes);
+    qc_json_put_u64_if(&w, "memory_free_bytes", h->memory_free_bytes > 0, h->memory_free_bytes);
     qc_json_end(&w);
     qc_json_put_u64(&w, "disk_free_bytes", h->disk_free_bytes);
     qc_json_begin_object(&w, "strategy");

@@ -5,7 +5,7 @@
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
-#include "formats/json_writer.h"
+#include "formats/json_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -155,10 +155,9 @@ static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *o
 static void add_line(qc_strbuf *out, const char *before, const char *name, const char *text)
 {
     qc_strbuf_puts(out, before);
-    size_t at = out->len;
-    qc_strbuf_putf(out, "%s: %s", name, text);
-    if (out->data)
-        qc_console_printable(out->data + at);
+    qc_console_puts(out, name);
+    qc_strbuf_puts(out, ": ");
+    qc_console_puts(out, text);
     qc_strbuf_puts(out, "\n");
 }
 
@@ -208,13 +207,11 @@ qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strb
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-static void put_named(qc_json_writer *w, const char *name, const char *why)
-{
-    qc_json_begin_row(w, NULL);
-    qc_json_put_text(w, "name", name);
-    qc_json_put_text(w, "why", why);
-    qc_json_end(w);
-}
+static const qc_json_row failure_rows[] = {
+    QC_JSON_ROW(qc_validate_failure, name, TEXT, 0),
+    QC_JSON_ROW(qc_validate_failure, why, TEXT, 0),
+    {NULL},
+};
 
 static void put_time(qc_json_writer *w, const qc_validate_time *t)
 {
@@ -262,14 +259,15 @@ static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
 
 static void put_lists(qc_json_writer *w, const qc_validate_report *r)
 {
-    qc_json_begin_list(w, "failed");
-    for (size_t i = 0; i < r->failure_count; i++)
-        put_named(w, r->failures[i].name, r->failures[i].why);
-    qc_json_end(w);
+    qc_json_put_list(w, "failed", failure_rows, 0, r->failures, r->failure_count,
+                     sizeof *r->failures);
     qc_json_begin_list(w, "not_compared");
-    for (size_t i = 0; i < r->layer_count; i++)
-        if (r->layers[i].why_not)
-            put_named(w, r->layers[i].pair->name, r->layers[i].why_not);
+    for (size_t i = 0; i < r->layer_count; i++) {
+        const qc_validate_layer *l = &r->layers[i];
+        if (l->why_not)
+            qc_json_put_row(w, NULL, failure_rows, 0,
+                            &(qc_validate_failure){l->pair->name, l->why_not});
+    }
     qc_json_end(w);
     qc_json_begin_list(w, "layers");
     for (size_t i = 0; i < r->layer_count; i++)

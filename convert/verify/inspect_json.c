@@ -43,29 +43,27 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     qc_json_end(w);
 }
 
+static const qc_json_row file_rows[] = {
+    QC_JSON_ROW(qc_checkpoint_file, name, TEXT, 0),
+    QC_JSON_ROW_AS("tensors", qc_checkpoint_file, tensor_count, SIZE, 0),
+    QC_JSON_ROW(qc_checkpoint_file, tensor_bytes, U64, 0),
+    QC_JSON_ROW(qc_checkpoint_file, file_bytes, U64, 0),
+    QC_JSON_ROW(qc_checkpoint_file, compressed, BOOL, 0),
+    {NULL},
+};
+
 static const qc_json_row side_rows[] = {
     QC_JSON_ROW_AS("name", qc_tree_file, path, TEXT, 0),
     QC_JSON_ROW(qc_tree_file, bytes, U64, 0),
     {NULL},
 };
 
-static void put_files(qc_json_writer *w, const qc_facts *f)
-{
-    qc_json_begin_list(w, "files");
-    for (size_t i = 0; i < f->model->file_count; i++) {
-        const qc_checkpoint_file *file = &f->model->files[i];
-        qc_json_begin_row(w, NULL);
-        qc_json_put_text(w, "name", file->name);
-        qc_json_put_u64(w, "tensors", file->tensor_count);
-        qc_json_put_u64(w, "tensor_bytes", file->tensor_bytes);
-        qc_json_put_u64(w, "file_bytes", file->file_bytes);
-        qc_json_put_bool(w, "compressed", file->compressed);
-        qc_json_end(w);
-    }
-    qc_json_end(w);
-    qc_json_put_list(w, "side_files", side_rows, 0, f->model->side, f->model->side_count,
-                     sizeof *f->model->side);
-}
+static const qc_json_row sum_rows[] = {
+    QC_JSON_ROW(qc_facts_sum, tensors, U64, 0),
+    QC_JSON_ROW(qc_facts_sum, weights, U64, 0),
+    QC_JSON_ROW(qc_facts_sum, bytes, U64, 0),
+    {NULL},
+};
 
 static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
 {
@@ -118,15 +116,6 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
     qc_json_end(w);
 }
 
-static void put_sum(qc_json_writer *w, const qc_facts_sum *s)
-{
-    qc_json_begin_row(w, s->name);
-    qc_json_put_u64(w, "tensors", s->tensors);
-    qc_json_put_u64(w, "weights", s->weights);
-    qc_json_put_u64(w, "bytes", s->bytes);
-    qc_json_end(w);
-}
-
 static void put_totals(qc_json_writer *w, const qc_facts *f)
 {
     qc_json_begin_object(w, "totals");
@@ -142,11 +131,11 @@ static void put_totals(qc_json_writer *w, const qc_facts *f)
     qc_json_begin_object(w, "by_dtype");
     for (unsigned i = 0; i < QC_DTYPE_COUNT; i++)
         if (f->by_dtype[i].tensors)
-            put_sum(w, &f->by_dtype[i]);
+            qc_json_put_row(w, f->by_dtype[i].name, sum_rows, 0, &f->by_dtype[i]);
     qc_json_end(w);
     qc_json_begin_object(w, "by_scheme");
     for (unsigned i = 0; i < f->scheme_count; i++)
-        put_sum(w, &f->by_scheme[i]);
+        qc_json_put_row(w, f->by_scheme[i].name, sum_rows, 0, &f->by_scheme[i]);
     qc_json_end(w);
     qc_json_end(w);
 }
@@ -186,7 +175,10 @@ qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
     qc_json_put_text(&w, "model_type", f->model_type);
     qc_json_put_bool(&w, "known_type", f->known_type);
     put_manifest(&w, f->manifest);
-    put_files(&w, f);
+    qc_json_put_list(&w, "files", file_rows, 0, f->model->files, f->model->file_count,
+                     sizeof *f->model->files);
+    qc_json_put_list(&w, "side_files", side_rows, 0, f->model->side, f->model->side_count,
+                     sizeof *f->model->side);
     put_tensors(&w, f);
     put_totals(&w, f);
     if (f->engines)
