@@ -35,13 +35,10 @@ static void put_head(const qc_facts *f, qc_strbuf *out)
     const char *kind = f->manifest || f->manifest_trouble ? "qconv output"
                        : f->model->is_dir                 ? "checkpoint"
                                                           : "one file";
-    qc_console_puts(out, f->model->path);
-    qc_strbuf_putf(out, ": %s", kind);
-    if (f->model_type) {
-        qc_strbuf_puts(out, ", model type ");
-        qc_console_puts(out, f->model_type);
-        qc_strbuf_puts(out, f->known_type ? "" : " (not known to qconv)");
-    }
+    qc_strbuf_show(out, "%s: %s", f->model->path, kind);
+    if (f->model_type)
+        qc_strbuf_show(out, ", model type %s%s", f->model_type,
+                       f->known_type ? "" : " (not known to qconv)");
     qc_strbuf_puts(out, "\n");
 }
 
@@ -73,17 +70,15 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
     qc_strbuf_putf(out, "\n  from      %zu file%s, %s\n", m->source_count,
                    qc_plural(m->source_count), qc_text_bytes(size, bytes));
     for (size_t i = 0; i < m->adapter_count; i++) {
-        qc_strbuf_puts(out, "  adapter   ");
-        qc_console_puts(out, m->adapters[i].name);
-        qc_strbuf_putf(out, ", %s", qc_text_bytes(size, m->adapters[i].bytes));
+        qc_strbuf_show(out, "  adapter   %s, %s", m->adapters[i].name,
+                       qc_text_bytes(size, m->adapters[i].bytes));
         if (m->adapters[i].scale != 1.0)
             qc_strbuf_putf(out, ", times %g", m->adapters[i].scale);
         qc_strbuf_puts(out, "\n");
     }
     if (m->calibration) {
         const qc_manifest_calibration *c = m->calibration;
-        qc_strbuf_puts(out, "  calibrated with ");
-        qc_console_puts(out, c->hessians ? c->hessians : c->text);
+        qc_strbuf_show(out, "  calibrated with %s", c->hessians ? c->hessians : c->text);
         if (!c->hessians)
             qc_strbuf_putf(out, ", %" PRIu64 " tokens in windows of %" PRIu64, c->tokens,
                            c->context);
@@ -91,11 +86,8 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
             qc_strbuf_putf(out, ", damping %g", c->damping);
         qc_strbuf_putf(out, ", %s-sided\n", c->sided);
     }
-    for (size_t i = 0; i < m->rule_count; i++) {
-        qc_strbuf_puts(out, "  rule      ");
-        qc_console_puts(out, m->rules[i]);
-        qc_strbuf_puts(out, "\n");
-    }
+    for (size_t i = 0; i < m->rule_count; i++)
+        qc_strbuf_show(out, "  rule      %s\n", m->rules[i]);
 }
 
 static void put_files(const qc_facts *f, qc_strbuf *out)

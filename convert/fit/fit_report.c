@@ -244,10 +244,10 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     int unknown = r->fit->geometry->cache_unknown;
-    qc_console_puts(out, r->model);
-    qc_strbuf_putf(out, " as %s on %s: %s%s\n\n", r->to, r->fit->budget->text,
+    qc_strbuf_show(out, "%s as %s on %s: %s%s\n", r->model, r->to, r->fit->budget->text,
                    r->fit->fits ? "fits" : "does not fit",
                    unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
+    qc_strbuf_puts(out, "\n");
     qc_strbuf_putf(out, "  weights    %s in %s parameters",
                    qc_text_bytes(size, r->fit->weight_bytes), qc_text_count(count, r->parameters));
     if (r->parameters)

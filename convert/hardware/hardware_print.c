@@ -139,10 +139,9 @@ static void put_reasons(const qc_hardware *h, qc_strbuf *out)
 static void put_host(const qc_hardware *h, qc_strbuf *out)
 {
     char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES];
-    qc_strbuf_puts(out, "\nprocessor  ");
-    qc_console_puts(out, h->cpu_name ? h->cpu_name : "not known");
-    qc_strbuf_putf(out, ", %u thread%s, %s\n", h->cpu_threads, qc_plural(h->cpu_threads),
-                   qc_isa_name(h->isa));
+    qc_strbuf_puts(out, "\n");
+    qc_strbuf_show(out, "processor  %s, %u thread%s, %s\n", h->cpu_name ? h->cpu_name : "not known",
+                   h->cpu_threads, qc_plural(h->cpu_threads), qc_isa_name(h->isa));
     if (h->memory_bytes)
         qc_strbuf_putf(out, "memory     %s, %s free\n", qc_text_bytes(a, h->memory_bytes),
                        qc_text_bytes(b, h->memory_free_bytes));
@@ -152,13 +151,9 @@ static void put_host(const qc_hardware *h, qc_strbuf *out)
                    qc_text_bytes(a, h->disk_free_bytes));
     qc_strbuf_putf(out, "kernels    %s\n",
                    h->cuda_build ? h->cuda_build : "none: this build is for the CPU only");
-    if (!h->quantizes_on && !h->quantizes_why)
-        return;
-    qc_strbuf_puts(out, "quantizes  on ");
-    qc_console_puts(out, h->quantizes_on ? h->quantizes_on : "nothing");
-    qc_strbuf_puts(out, h->quantizes_why ? ": " : "");
-    qc_console_puts(out, h->quantizes_why ? h->quantizes_why : "");
-    qc_strbuf_puts(out, "\n");
+    if (h->quantizes_on || h->quantizes_why)
+        qc_strbuf_show(out, "quantizes  on %s%s%s\n", h->quantizes_on ? h->quantizes_on : "nothing",
+                       h->quantizes_why ? ": " : "", h->quantizes_why ? h->quantizes_why : "");
 }
 
 qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out, qc_error *err)
@@ -167,10 +162,9 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     qc_strategy s;
     QC_TRY(qc_strategy_choose(&s, h, arena, err));
     if (h->gpu_count == 0) {
-        qc_strbuf_puts(out, "No GPU: ");
-        qc_console_puts(out, h->no_gpu ? h->no_gpu : "none was found");
+        qc_strbuf_show(out, "No GPU: %s.\n", h->no_gpu ? h->no_gpu : "none was found");
         qc_strbuf_puts(out,
-                       ".\nTo describe cards that are not here: qconv hardware --as 2xA100-40GB\n");
+                       "To describe cards that are not here: qconv hardware --as 2xA100-40GB\n");
     } else {
         if (h->assumed)
             qc_strbuf_puts(out, "GPUs assumed; processor, memory and disk are this machine's\n");

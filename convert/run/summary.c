@@ -46,52 +46,11 @@ double qc_report_overall_bits(const qc_convert_report *r)
 
 /* ---- text ---- */
 
-static void add_sizes(const qc_convert_report *r, qc_strbuf *out)
-{
-    char in[QC_SIZE_TEXT_BYTES], content[QC_SIZE_TEXT_BYTES], stored[QC_SIZE_TEXT_BYTES];
-    double part = r->bytes_in ? (double)r->bytes_out_content / (double)r->bytes_in * 100.0 : 0.0;
-    qc_strbuf_putf(out, "  size      %s -> %s (%.1f%%)", qc_text_bytes(in, r->bytes_in),
-                   qc_text_bytes(content, r->bytes_out_content), part);
-    if (r->compressed && !r->dry_run)
-        qc_strbuf_putf(out, ", %s on disk", qc_text_bytes(stored, r->bytes_out_stored));
-    qc_strbuf_putf(out, " in %" PRIu32 " shard%s\n", r->shards, qc_plural(r->shards));
-    if (qc_report_quantized_bits(r) > 0.0)
-        qc_strbuf_putf(out, "  bits      %.3f per quantized weight, %.3f over all\n",
-                       qc_report_quantized_bits(r), qc_report_overall_bits(r));
-}
-
-static void add_schemes(const qc_convert_report *r, qc_strbuf *out)
-{
-    unsigned shown = 0;
-    qc_strbuf_puts(out, "  tensors  ");
-    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
-        const qc_report_scheme *scheme = &r->schemes[s];
-        if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
-            continue;
-        qc_strbuf_putf(out, "%s %" PRIu64 " %s", shown++ ? "," : "", scheme->tensors,
-                       qc_scheme_name((qc_scheme)s));
-    }
-    qc_strbuf_puts(out, shown ? "\n" : " none\n");
-}
-
 /* Returns the share of the quantized weights that GPUs quantized; 0 if there are none. */
 static double gpu_share(const qc_convert_report *r)
 {
     const uint64_t elems = quantized(r).elems;
     return elems ? (double)r->gpu_weights / (double)elems : 0.0;
-}
-
-/* Says where weights were quantized, unless the CPU did all of them. */
-static void add_device(const qc_convert_report *r, qc_strbuf *out)
-{
-    if (r->gpu_weights == 0)
-        return;
-    qc_strbuf_puts(out, "  device    ");
-    qc_console_puts(out, r->device);
-    if (gpu_share(r) < 1.0)
-        qc_strbuf_putf(out, " for %.1f%% of the quantized weights, the CPU for the rest",
-                       gpu_share(r) * 100.0);
-    qc_strbuf_puts(out, "\n");
 }
 
 /* Is this the one of several parts that completed OUT? */
@@ -101,15 +60,39 @@ static int was_last(const qc_convert_report *r)
            !r->complete_meanwhile;
 }
 
-/* Is this a part without a shard that did not complete OUT either? */
-static int got_nothing(const qc_convert_report *r)
-{
-    return r->part_count > 1 && r->shards == 0 && !was_last(r);
-}
-
 static int is_complete(const qc_convert_report *r)
 {
     return r->out && r->parts_left_count == 0;
+}
+
+/* Says what is made, how large it is, and of what kinds. */
+static void add_head(const qc_convert_report *r, qc_strbuf *out)
+{
+    char in[QC_SIZE_TEXT_BYTES], content[QC_SIZE_TEXT_BYTES], stored[QC_SIZE_TEXT_BYTES];
+    const double part =
+        r->bytes_in ? (double)r->bytes_out_content / (double)r->bytes_in * 100.0 : 0.0;
+    const int searched = r->scale && strcmp(r->scale, "absmax") != 0;
+    if (r->part_count > 1)
+        qc_strbuf_putf(out, "part %u of %u %s: ", r->part_index + 1, r->part_count,
+                       was_last(r) ? "was the last" : "is done");
+    qc_strbuf_show(out, "%s%s%s%s as %s%s%s\n", r->dry_run ? "dry run: " : "converted ", r->model,
+                   r->out ? " -> " : "", r->out ? r->out : "", r->to, searched ? ", scale " : "",
+                   searched ? r->scale : "");
+    qc_strbuf_putf(out, "  size      %s -> %s (%.1f%%)", qc_text_bytes(in, r->bytes_in),
+                   qc_text_bytes(content, r->bytes_out_content), part);
+    if (r->compressed && !r->dry_run)
+        qc_strbuf_putf(out, ", %s on disk", qc_text_bytes(stored, r->bytes_out_stored));
+    qc_strbuf_putf(out, " in %" PRIu32 " shard%s\n", r->shards, qc_plural(r->shards));
+    if (qc_report_quantized_bits(r) > 0.0)
+        qc_strbuf_putf(out, "  bits      %.3f per quantized weight, %.3f over all\n",
+                       qc_report_quantized_bits(r), qc_report_overall_bits(r));
+    unsigned shown = 0;
+    qc_strbuf_puts(out, "  tensors  ");
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
+        if (r->schemes[s].tensors > 0 && s != QC_SCHEME_ABSORBED)
+            qc_strbuf_putf(out, "%s %" PRIu64 " %s", shown++ ? "," : "", r->schemes[s].tensors,
+                           qc_scheme_name((qc_scheme)s));
+    qc_strbuf_puts(out, shown ? "\n" : " none\n");
 }
 
 /* A part that completed OUT knows the sizes of all and the time of its own. The rates are those of
@@ -148,21 +131,16 @@ static void add_parts_left(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "; the last to finish completes OUT\n");
 }
 
-static void add_complete_before(const qc_convert_report *r, qc_strbuf *out)
+/* Says what a conversion did and a dry run does not do. */
+static void add_work(const qc_convert_report *r, qc_strbuf *out)
 {
-    if (r->part_count > 1)
-        qc_strbuf_putf(out, "part %u of %u: ", r->part_index + 1, r->part_count);
-    qc_console_puts(out, r->out);
-    qc_strbuf_putf(out, " is complete already; --%s makes it anew\n",
-                   r->part_count > 1 ? "restart" : "force");
-}
-
-static void add_adapters(const qc_convert_report *r, qc_strbuf *out)
-{
+    const qc_calibrate_report *c = &r->calibration;
+    if (r->worst_name)
+        qc_strbuf_show(out, "  worst     %s: relative MSE %.3e, largest error %.3e\n",
+                       r->worst_name, r->worst_rel_mse, r->worst_max_err);
     for (size_t i = 0; i < r->adapter_count; i++) {
         const qc_attached_adapter *a = &r->adapters[i];
-        qc_strbuf_puts(out, "  merged    ");
-        qc_console_puts(out, a->adapter->path);
+        qc_strbuf_show(out, "  merged    %s", a->adapter->path);
         if (a->scale != 1.0)
             qc_strbuf_putf(out, ", times %g,", a->scale);
         qc_strbuf_putf(out, " into %zu weight%s", a->weights, qc_plural(a->weights));
@@ -172,55 +150,25 @@ static void add_adapters(const qc_convert_report *r, qc_strbuf *out)
             qc_strbuf_putf(out, "; %zu tensor%s replaced", a->wholes, qc_plural(a->wholes));
         qc_strbuf_puts(out, "\n");
     }
-}
-
-static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
-{
-    const qc_calibrate_report *c = &r->calibration;
-    if (!c->text && !c->hessians)
-        return;
-    qc_strbuf_putf(out, "  calibrated %" PRIu32 " weight%s with ", c->weights,
-                   qc_plural(c->weights));
-    qc_console_puts(out, c->text ? c->text : c->hessians);
-    if (c->text)
-        qc_strbuf_putf(out, " (%" PRIu64 " tokens)", c->tokens);
-    if (c->weights)
-        qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs.rounded,
-                       r->outputs.calibrated);
-    if (c->left)
-        qc_strbuf_putf(out, "; %" PRIu32 " by search", c->left);
-    qc_strbuf_puts(out, "\n");
-}
-
-static void add_heading(const qc_convert_report *r, qc_strbuf *out)
-{
-    if (r->part_count > 1)
-        qc_strbuf_putf(out, "part %u of %u %s: ", r->part_index + 1, r->part_count,
-                       was_last(r) ? "was the last" : "is done");
-    qc_strbuf_puts(out, r->dry_run ? "dry run: " : "converted ");
-    qc_console_puts(out, r->model);
-    if (r->out) {
-        qc_strbuf_puts(out, " -> ");
-        qc_console_puts(out, r->out);
+    if (c->text || c->hessians) {
+        qc_strbuf_show(out, "  calibrated %" PRIu32 " weight%s with %s", c->weights,
+                       qc_plural(c->weights), c->text ? c->text : c->hessians);
+        if (c->text)
+            qc_strbuf_putf(out, " (%" PRIu64 " tokens)", c->tokens);
+        if (c->weights)
+            qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs.rounded,
+                           r->outputs.calibrated);
+        if (c->left)
+            qc_strbuf_putf(out, "; %" PRIu32 " by search", c->left);
+        qc_strbuf_puts(out, "\n");
     }
-    qc_strbuf_putf(out, " as %s", r->to);
-    if (r->scale && strcmp(r->scale, "absmax") != 0)
-        qc_strbuf_putf(out, ", scale %s", r->scale);
-    qc_strbuf_puts(out, "\n");
-}
-
-/* Says what a conversion did and a dry run does not do. */
-static void add_work(const qc_convert_report *r, qc_strbuf *out)
-{
-    if (r->worst_name) {
-        qc_strbuf_puts(out, "  worst     ");
-        qc_console_puts(out, r->worst_name);
-        qc_strbuf_putf(out, ": relative MSE %.3e, largest error %.3e\n", r->worst_rel_mse,
-                       r->worst_max_err);
+    if (r->gpu_weights > 0) { /* else the CPU did all of them */
+        qc_strbuf_show(out, "  device    %s", r->device);
+        if (gpu_share(r) < 1.0)
+            qc_strbuf_putf(out, " for %.1f%% of the quantized weights, the CPU for the rest",
+                           gpu_share(r) * 100.0);
+        qc_strbuf_puts(out, "\n");
     }
-    add_adapters(r, out);
-    add_calibration(r, out);
-    add_device(r, out);
     if (r->found.continued)
         qc_strbuf_putf(out, "  continued %" PRIu32 " tensor%s kept, %" PRIu32 " made again\n",
                        r->found.jobs_kept, qc_plural(r->found.jobs_kept), r->found.jobs_redone);
@@ -231,17 +179,18 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
 qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     if (r->complete_before) {
-        add_complete_before(r, out);
-    } else if (got_nothing(r)) {
+        if (r->part_count > 1)
+            qc_strbuf_putf(out, "part %u of %u: ", r->part_index + 1, r->part_count);
+        qc_strbuf_show(out, "%s is complete already; --%s makes it anew\n", r->out,
+                       r->part_count > 1 ? "restart" : "force");
+    } else if (r->part_count > 1 && r->shards == 0 && !was_last(r)) {
         qc_strbuf_putf(out,
                        "part %u of %u had nothing to do: OUT has fewer shards than there are "
                        "parts (--max-shard-size makes more)\n",
                        r->part_index + 1, r->part_count);
         add_parts_left(r, out);
     } else {
-        add_heading(r, out);
-        add_sizes(r, out);
-        add_schemes(r, out);
+        add_head(r, out);
         if (!r->dry_run)
             add_work(r, out);
         else if (r->loaders)

@@ -1,6 +1,6 @@
 #include "convert/term/table.h"
 
-#include "convert/term/console.h"
+#include "base/text.h"
 #include "convert/term/size_text.h"
 
 #include <assert.h>
@@ -83,7 +83,7 @@ void qc_table_put(qc_table *t, const char *text)
     if ((text && !copy) || !reserve(t))
         return;
     if (copy)
-        qc_console_printable(copy);
+        qc_text_printable(copy);
     const char *cell = copy ? copy : not_known;
     size_t *width = &t->widths[t->cell_count % t->column_count];
     size_t w = width_of(cell);

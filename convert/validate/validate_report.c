@@ -152,15 +152,6 @@ static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *o
         qc_strbuf_putf(out, "(and %u more sizes in --json)\n", r->m_count - shown);
 }
 
-static void add_line(qc_strbuf *out, const char *before, const char *name, const char *text)
-{
-    qc_strbuf_puts(out, before);
-    qc_console_puts(out, name);
-    qc_strbuf_puts(out, ": ");
-    qc_console_puts(out, text);
-    qc_strbuf_puts(out, "\n");
-}
-
 static void add_summary(const qc_validate_report *r, qc_strbuf *out)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
@@ -177,12 +168,12 @@ static void add_summary(const qc_validate_report *r, qc_strbuf *out)
     if (worst) {
         (void)snprintf(text, sizeof text, isfinite(worst->output_error) ? "%.4g%%" : "not finite",
                        worst->output_error * 100.0);
-        add_line(out, "largest output error: ", worst->pair->name, text);
+        qc_strbuf_show(out, "largest output error: %s: %s\n", worst->pair->name, text);
     }
     if (r->baseline) {
         (void)snprintf(text, sizeof text, "%zu of %zu measured layers are in it", r->in_baseline,
                        r->measured);
-        add_line(out, "baseline ", r->baseline, text);
+        qc_strbuf_show(out, "baseline %s: %s\n", r->baseline, text);
     }
     if (r->left_out)
         qc_strbuf_putf(out, "%s\n", r->left_out);
@@ -196,12 +187,13 @@ qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strb
     add_summary(r, out);
     for (size_t i = 0; i < r->layer_count; i++)
         if (r->layers[i].note)
-            add_line(out, "", r->layers[i].pair->name, r->layers[i].note);
+            qc_strbuf_show(out, "%s: %s\n", r->layers[i].pair->name, r->layers[i].note);
     for (size_t i = 0; i < r->layer_count; i++)
         if (r->layers[i].why_not)
-            add_line(out, "not compared: ", r->layers[i].pair->name, r->layers[i].why_not);
+            qc_strbuf_show(out, "not compared: %s: %s\n", r->layers[i].pair->name,
+                           r->layers[i].why_not);
     for (size_t i = 0; i < r->failure_count; i++)
-        add_line(out, "FAILED ", r->failures[i].name, r->failures[i].why);
+        qc_strbuf_show(out, "FAILED %s: %s\n", r->failures[i].name, r->failures[i].why);
     return qc_strbuf_status(out, err);
 }
 

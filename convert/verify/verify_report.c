@@ -65,19 +65,17 @@ static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result 
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     const qc_manifest *m = &r->manifest;
-    qc_console_puts(out, call->model);
-    if (r->problem_count) {
-        qc_strbuf_putf(out, ": DAMAGED: %" PRIu64 " problem%s\n", r->problem_count,
+    if (r->problem_count)
+        qc_strbuf_show(out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
                        qc_plural(r->problem_count));
-        return;
-    }
-    qc_strbuf_putf(
-        out, ": %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s", verb,
-        r->tensors_checked, m->shard_count, qc_plural(m->shard_count), m->file_count,
-        qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes), seconds,
-        qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "");
-    qc_console_puts(out, call->out ? call->out : "");
-    qc_strbuf_puts(out, "\n");
+    else
+        qc_strbuf_show(
+            out,
+            "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s%s\n",
+            call->model, verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
+            m->file_count, qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes),
+            seconds, qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "",
+            call->out ? call->out : "");
 }
 
 qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
@@ -290,15 +288,6 @@ static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_agains
     return QC_OK;
 }
 
-static void put_missing(qc_strbuf *out, const qc_against_missing *m)
-{
-    qc_strbuf_puts(out, "not in OUT: ");
-    qc_console_puts(out, m->name);
-    qc_strbuf_puts(out, m->why ? ": " : "");
-    qc_console_puts(out, m->why ? m->why : "");
-    qc_strbuf_puts(out, "\n");
-}
-
 static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                                qc_error *err)
 {
@@ -308,7 +297,8 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
         explained += m->why != NULL;
         unexplained += m->why == NULL;
         if (call->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
-            put_missing(out, m);
+            qc_strbuf_show(out, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
+                           m->why ? m->why : "");
     }
     if (call->verbose == 0)
         QC_TRY(qc_console_add_more(out, unexplained, err));
@@ -326,17 +316,16 @@ static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_agains
     write_kinds(out, call->arena, r);
     QC_TRY(write_rows(out, call, r, err));
     QC_TRY(write_missing(out, call, r, err));
-    qc_console_puts(out, call->model);
-    qc_strbuf_puts(out, r->faults ? ": NOT " : ": is ");
-    qc_console_puts(out, call->against);
     if (r->faults)
-        qc_strbuf_putf(out, ": %" PRIu64 " fault%s\n", r->faults, qc_plural(r->faults));
+        qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
+                       r->faults, qc_plural(r->faults));
     else
-        qc_strbuf_putf(out,
-                       ": %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
+        qc_strbuf_show(out,
+                       "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
                        " equal; %s of both in %.2f s, %s\n",
-                       r->count, qc_plural(r->count), r->quantized, r->cast, r->equal,
-                       qc_text_bytes(bytes, read), seconds, qc_text_rate(rate, read, seconds));
+                       call->model, call->against, r->count, qc_plural(r->count), r->quantized,
+                       r->cast, r->equal, qc_text_bytes(bytes, read), seconds,
+                       qc_text_rate(rate, read, seconds));
     return qc_strbuf_status(out, err);
 }
 

@@ -64,7 +64,7 @@ int fuzz_one(const uint8_t *data, size_t size)
     FUZZ_CHECK(!has_control(err.msg, ""));
     in_table(name);
     in_json(name);
-    qc_console_printable(name);
+    qc_text_printable(name);
     FUZZ_CHECK(!has_control(name, ""));
     free(name);
     return 0;
