@@ -15,13 +15,6 @@
 
 /* ---- sums ---- */
 
-static int is_integer(qc_dtype t)
-{
-    return t == QC_DTYPE_BOOL || t == QC_DTYPE_U8 || t == QC_DTYPE_I8 || t == QC_DTYPE_I16 ||
-           t == QC_DTYPE_U16 || t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64 ||
-           t == QC_DTYPE_U64;
-}
-
 uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
 {
     const qc_checkpoint_tensor *t = &plan->model->tensors[job->source];
@@ -42,7 +35,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     }
     if (e->role == QC_ROLE_PACKED && t->dtype == QC_DTYPE_U8)
         return t->bytes * 2; /* codes of e2m1 without scales beside them */
-    if (is_integer(t->dtype))
+    if (qc_dtype_is_integer(t->dtype))
         return 0;
     for (unsigned i = 0; i < t->ndim; i++)
         elems *= t->dims[i];

@@ -191,40 +191,10 @@ static void put_rate(qc_json_writer *w, const char *key, double v)
     qc_json_put_u64_if(w, key, v > 0, (uint64_t)v);
 }
 
-static void put_peers(qc_json_writer *w, const qc_gpu *g)
-{
-    if (!g->peers_known && !g->peers) {
-        qc_json_put_null(w, "peers");
-        return;
-    }
-    qc_json_begin_line(w, "peers");
-    for (unsigned i = 0; i < QC_MAX_GPUS; i++)
-        if (g->peers >> i & 1)
-            qc_json_put_u64(w, NULL, i);
-    qc_json_end(w);
-}
-
-static void put_choice(qc_json_writer *w, const qc_gpu *g)
-{
-    qc_gpu_choice c = qc_gpu_choose(g);
-    qc_json_begin_object(w, "choice");
-    qc_json_put_bool(w, "usable", c.usable);
-    qc_json_put_text(w, "compute_dtype", c.compute_dtype);
-    qc_json_put_text(w, "compute_why", c.compute_why);
-    qc_json_put_text(w, "kernels", c.kernels);
-    qc_json_put_text(w, "kernels_why", c.kernels_why);
-    qc_json_put_text(w, "schemes", c.schemes);
-    qc_json_put_text(w, "schemes_why", c.schemes_why);
-    qc_json_put_u64(w, "room_bytes", c.room_bytes);
-    qc_json_put_u64(w, "weights_16bit", c.weights_16bit);
-    qc_json_put_u64(w, "weights_int8", c.weights_int8);
-    qc_json_put_u64(w, "weights_nf4", c.weights_nf4);
-    qc_json_end(w);
-}
-
 static void put_gpu(qc_json_writer *w, const qc_hardware *h, const qc_gpu *g)
 {
-    qc_arch_facts a = qc_arch_of(g->sm);
+    const qc_arch_facts a = qc_arch_of(g->sm);
+    const qc_gpu_choice c = qc_gpu_choose(g);
     qc_json_begin_object(w, NULL);
     qc_json_put_u64(w, "index", g->index);
     qc_json_put_u64_if(w, "driver_index", !h->assumed, g->driver_index);
@@ -247,8 +217,28 @@ static void put_gpu(qc_json_writer *w, const qc_hardware *h, const qc_gpu *g)
         qc_json_put_bool(w, "fp8", a.fp8_tensor);
         qc_json_end(w);
     }
-    put_peers(w, g);
-    put_choice(w, g);
+    if (!g->peers_known && !g->peers) {
+        qc_json_put_null(w, "peers");
+    } else {
+        qc_json_begin_line(w, "peers");
+        for (unsigned i = 0; i < QC_MAX_GPUS; i++)
+            if (g->peers >> i & 1)
+                qc_json_put_u64(w, NULL, i);
+        qc_json_end(w);
+    }
+    qc_json_begin_object(w, "choice");
+    qc_json_put_bool(w, "usable", c.usable);
+    qc_json_put_text(w, "compute_dtype", c.compute_dtype);
+    qc_json_put_text(w, "compute_why", c.compute_why);
+    qc_json_put_text(w, "kernels", c.kernels);
+    qc_json_put_text(w, "kernels_why", c.kernels_why);
+    qc_json_put_text(w, "schemes", c.schemes);
+    qc_json_put_text(w, "schemes_why", c.schemes_why);
+    qc_json_put_u64(w, "room_bytes", c.room_bytes);
+    qc_json_put_u64(w, "weights_16bit", c.weights_16bit);
+    qc_json_put_u64(w, "weights_int8", c.weights_int8);
+    qc_json_put_u64(w, "weights_nf4", c.weights_nf4);
+    qc_json_end(w);
     qc_json_end(w);
 }
 

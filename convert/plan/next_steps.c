@@ -117,53 +117,42 @@ static void add_command(qc_strbuf *to, const char *program, const char *words, c
     shell_word(to, path);
 }
 
-static void make_load(qc_strbuf s[STEPS], const char *out)
-{
-    qc_strbuf_puts(&s[LOAD], "import qconv\nmodel = qconv.load(");
-    python_string(&s[LOAD], out);
-    qc_strbuf_puts(&s[LOAD], ")\n");
-}
-
-static void make_serve(qc_strbuf s[STEPS], const qc_loaders *l, const char *out)
-{
-    qc_strbuf_puts(&s[SERVE], "vllm serve ");
-    shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
-    qc_strbuf_putf(&s[SERVE], "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
-}
-
-static void make_python(qc_strbuf s[STEPS], const qc_loaders *l)
-{
-    qc_strbuf_putf(&s[PYTHON], "%s%sfrom %s import %s\nmodel = %s.from_pretrained(",
-                   l->import_qconv ? "import qconv  # transformers 5 needs it for experts\n" : "",
-                   l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
-    python_string(&s[PYTHON], s[PATH].data);
-    if (l->placed) {
-        qc_strbuf_puts(&s[PYTHON], ", device_map=json.load(open(");
-        qc_strbuf_puts(&s[PATH], "/device_map.json");
-        python_string(&s[PYTHON], s[PATH].data);
-        qc_strbuf_puts(&s[PYTHON], "))");
-    }
-    qc_strbuf_puts(&s[PYTHON], l->remote_code ? ", trust_remote_code=True)\n" : ")\n");
-}
-
 static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char *program,
                             const char *out, qc_error *err)
 {
-    int turned_back = l->own_form != NULL;
-    if (turned_back || l->compressed)
-        beside(&s[PATH], out, turned_back ? "-bf16" : "-plain");
+    if (l->own_form || l->compressed)
+        beside(&s[PATH], out, l->own_form ? "-bf16" : "-plain");
     else
         qc_strbuf_puts(&s[PATH], out);
-    if (turned_back)
+    if (l->own_form)
         add_command(&s[SHELL], program, " --to bf16 --compress none ", out, s[PATH].data);
     else if (l->compressed)
         add_command(&s[SHELL], program, " unpack ", out, s[PATH].data);
-    if (l->vllm || qc_loaders_need_plugin(l))
-        make_serve(s, l, out);
-    if (l->qconv_load)
-        make_load(s, out);
-    if (loads(l))
-        make_python(s, l);
+    if (l->vllm || qc_loaders_need_plugin(l)) {
+        qc_strbuf_puts(&s[SERVE], "vllm serve ");
+        shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
+        qc_strbuf_putf(&s[SERVE], "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
+    }
+    if (l->qconv_load) {
+        qc_strbuf_puts(&s[LOAD], "import qconv\nmodel = qconv.load(");
+        python_string(&s[LOAD], out);
+        qc_strbuf_puts(&s[LOAD], ")\n");
+    }
+    if (loads(l)) {
+        qc_strbuf *python = &s[PYTHON];
+        qc_strbuf_putf(python, "%s%sfrom %s import %s\nmodel = %s.from_pretrained(",
+                       l->import_qconv ? "import qconv  # transformers 5 needs it for experts\n"
+                                       : "",
+                       l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
+        python_string(python, s[PATH].data);
+        if (l->placed) {
+            qc_strbuf_puts(python, ", device_map=json.load(open(");
+            qc_strbuf_puts(&s[PATH], "/device_map.json");
+            python_string(python, s[PATH].data);
+            qc_strbuf_puts(python, "))");
+        }
+        qc_strbuf_puts(python, l->remote_code ? ", trust_remote_code=True)\n" : ")\n");
+    }
     for (int i = 0; i < STEPS; i++)
         QC_TRY(qc_strbuf_status(&s[i], err));
     return QC_OK;
@@ -208,27 +197,12 @@ void qc_next_steps_names(const qc_loaders *l, qc_strbuf *text)
     qc_strbuf_puts(text, "\n");
 }
 
-/* How programs that read plain files get them. */
-static void add_plain_files(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *text)
-{
-    if (l->own_form) {
-        qc_strbuf_putf(text, "%s does not load this form (%s); libqconv reads it, too.\n",
-                       l->library, l->own_form);
-        add_commands(text, "This turns it back into 16 bits for others:\n", &s[SHELL]);
-        return;
-    }
-    qc_strbuf_putf(text, "%s reads plain files, which this writes:\n",
-                   strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library);
-    add_indented(text, s[SHELL].data);
-    add_commands(text, "then in Python:\n", &s[PYTHON]);
-}
-
 static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *text)
 {
+    const int plain = !l->compressed && !l->own_form;
     qc_next_steps_names(l, text);
     if (!l->has_config)
         qc_strbuf_puts(text, "transformers needs a config.json, which the source has not.\n");
-    const int plain = !l->compressed && !l->own_form;
     if (plain)
         add_commands(text, "In Python:\n", &s[PYTHON]);
     add_commands(text, plain ? "or with qconv's package:\n" : "In Python with qconv's package:\n",
@@ -237,8 +211,17 @@ static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *
                  qc_loaders_need_plugin(l) ? "With vLLM and the plug-in of that package:\n"
                                            : "With vLLM:\n",
                  &s[SERVE]);
-    if (!plain)
-        add_plain_files(l, s, text);
+    /* How programs that read plain files get them. */
+    if (l->own_form) {
+        qc_strbuf_putf(text, "%s does not load this form (%s); libqconv reads it, too.\n",
+                       l->library, l->own_form);
+        add_commands(text, "This turns it back into 16 bits for others:\n", &s[SHELL]);
+    } else if (!plain) {
+        qc_strbuf_putf(text, "%s reads plain files, which this writes:\n",
+                       strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library);
+        add_indented(text, s[SHELL].data);
+        add_commands(text, "then in Python:\n", &s[PYTHON]);
+    }
 }
 
 qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const char *out,
@@ -257,37 +240,31 @@ qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const cha
 
 /* ---- JSON ---- */
 
-static void put_loads(const qc_loaders *l, const qc_strbuf s[STEPS], qc_json_writer *w)
+qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const char *out,
+                             qc_json_writer *w, qc_error *err)
 {
+    static const char *const names[] = {"command", "python", "load", "serve"};
+    const int is_loaded = loads(l), transformers = strcmp(l->library, "transformers") == 0;
+    qc_strbuf s[STEPS];
+    init_steps(s);
+    qc_status st = out ? make_steps(s, l, program, out, err) : QC_OK;
     qc_json_begin_object(w, "loads");
     qc_json_put_text(w, "form", l->own_form ? l->own_form : l->row.form);
     qc_json_begin_line(w, "transformers");
-    int transformers = loads(l) && strcmp(l->library, "transformers") == 0;
-    if (transformers && l->row.transformers4)
+    if (is_loaded && transformers && l->row.transformers4)
         qc_json_put_u64(w, NULL, 4);
-    if (transformers && l->row.transformers5)
+    if (is_loaded && transformers && l->row.transformers5)
         qc_json_put_u64(w, NULL, 5);
     qc_json_end(w);
-    qc_json_put_bool(w, "diffusers", loads(l) && !transformers);
+    qc_json_put_bool(w, "diffusers", is_loaded && !transformers);
     qc_json_put_text(w, "with", l->row.with);
     qc_json_put_bool(w, "qconv", l->qconv_load);
     qc_json_put_bool(w, "vllm_plugin", l->plugin);
     qc_json_put_bool(w, "unpack_first", l->compressed);
     qc_json_put_text(w, "instead", l->instead);
-    static const char *const names[] = {"command", "python", "load", "serve"};
-    for (int i = 0; s && i < PATH; i++)
+    for (int i = 0; out && i < PATH; i++)
         qc_json_put_text(w, names[i], s[i].len ? s[i].data : NULL);
     qc_json_end(w);
-}
-
-qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const char *out,
-                             qc_json_writer *w, qc_error *err)
-{
-    qc_strbuf s[STEPS];
-    init_steps(s);
-    qc_status st = out ? make_steps(s, l, program, out, err) : QC_OK;
-    if (st == QC_OK)
-        put_loads(l, out ? s : NULL, w);
     deinit_steps(s);
     return st;
 }

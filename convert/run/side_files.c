@@ -36,8 +36,11 @@ static void write_skip_modules(qc_json_writer *w, const char *key, const qc_plan
 }
 
 /* Writes the members as transformers writes them, in its order (sorted). */
-static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bit)
+static void write_bnb_config(qc_json_writer *w, const qc_plan *plan)
 {
+    int four_bit = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        four_bit |= qc_schemes[plan->jobs[i].scheme].bits == 4;
     int double_quant = four_bit && plan->options->recipe.double_quant;
     qc_json_put_bool(w, "_load_in_4bit", four_bit);
     qc_json_put_bool(w, "_load_in_8bit", !four_bit);
@@ -62,44 +65,32 @@ static const qc_job *first_quantized(const qc_plan *plan)
     return &plan->jobs[i];
 }
 
-/* Writes the block size of the weights that stay in FP8, because their reader needs it. */
-static void write_block_size(qc_json_writer *w, const qc_plan *plan)
-{
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
-    const qc_json_node *size = qc_json_get(q, "weight_block_size");
-    uint64_t n = 0;
-    if (!strstr(plan->own_form, "fp8") || !size || qc_json_kind_of(size) != QC_JSON_ARRAY)
-        return;
-    qc_json_begin_list(w, "weight_block_size");
-    for (size = qc_json_first(size); size; size = qc_json_next(size)) {
-        if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
-            qc_json_put_u64(w, NULL, n); /* both are, or the recipe would have failed */
-    }
-    qc_json_end(w);
-}
-
-/* Writes how zero points are stored in the weights that stay in GPTQ's form, because their reader
- * needs it. */
-static void write_checkpoint_format(qc_json_writer *w, const qc_plan *plan)
-{
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
-    if (strstr(plan->own_form, "gptq"))
-        qc_json_put_text(w, "checkpoint_format",
-                         qc_json_string_or(qc_json_get(q, "checkpoint_format"), "gptq"));
-}
-
 /* bitsandbytes does not load these, so nothing here claims so. What stops a loader that ignores the
  * method is the shape of the codes (docs/format.md 3.6). */
 static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 {
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
+    const qc_json_node *size = qc_json_get(q, "weight_block_size");
     const qc_job *j = first_quantized(plan);
+    uint64_t n = 0;
     qc_json_put_u64(w, "block_size", j->block_elems); /* 0: row-wise */
     qc_json_put_bool(w, "double_quant", j->nested);
     write_skip_modules(w, "modules_to_not_convert", plan);
     qc_json_put_text(w, "quant_method", "qconv");
     qc_json_put_text(w, "quant_type", plan->own_form);
-    write_block_size(w, plan);
-    write_checkpoint_format(w, plan);
+    /* The reader of weights that stay in FP8 needs their block size, and the reader of those that
+     * stay in GPTQ's form needs to know how their zero points are stored. */
+    if (strstr(plan->own_form, "fp8") && size && qc_json_kind_of(size) == QC_JSON_ARRAY) {
+        qc_json_begin_list(w, "weight_block_size");
+        for (size = qc_json_first(size); size; size = qc_json_next(size)) {
+            if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
+                qc_json_put_u64(w, NULL, n); /* both are, or the recipe would have failed */
+        }
+        qc_json_end(w);
+    }
+    if (strstr(plan->own_form, "gptq"))
+        qc_json_put_text(w, "checkpoint_format",
+                         qc_json_string_or(qc_json_get(q, "checkpoint_format"), "gptq"));
 }
 
 /* ---- compressed-tensors ----
@@ -207,15 +198,6 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
     return QC_OK;
 }
 
-static int has_nf4(const qc_plan *plan)
-{
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        if (qc_schemes[plan->jobs[i].scheme].bits == 4)
-            return 1;
-    }
-    return 0;
-}
-
 /* Sets quantization_config, which lies one level deep. */
 static qc_status set_quantization_config(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
@@ -230,7 +212,7 @@ static qc_status set_quantization_config(qc_strbuf *text, const qc_plan *plan, q
     else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
         st = write_compressed_tensors_config(&w, plan, err);
     else
-        write_bnb_config(&w, plan, has_nf4(plan));
+        write_bnb_config(&w, plan);
     qc_json_end(&w);
     if (st == QC_OK)
         st = qc_json_write_finish(&w);
@@ -238,18 +220,6 @@ static qc_status set_quantization_config(qc_strbuf *text, const qc_plan *plan, q
         st = qc_json_splice(text, NULL, QUANTIZATION, value.data, err);
     qc_strbuf_deinit(&value);
     return st;
-}
-
-/* Returns the dtype that every floating tensor was asked to have, or NULL. */
-static const char *common_dtype(const qc_plan_options *o)
-{
-    if (o->recipe.to == QC_TO_BF16)
-        return "\"bfloat16\"";
-    if (o->recipe.to == QC_TO_FP16)
-        return "\"float16\"";
-    return o->recipe.rest == QC_REST_BF16   ? "\"bfloat16\""
-           : o->recipe.rest == QC_REST_FP16 ? "\"float16\""
-                                            : NULL;
 }
 
 /* Sets the recipe's list of plain modules in the quantization_config of the source. */
@@ -294,7 +264,12 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         QC_TRY(qc_json_splice(out, NULL, QUANTIZATION, NULL, err));
     else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to))
         QC_TRY(set_skip_list(out, plan, err));
-    const char *dtype = common_dtype(plan->options);
+    /* The dtype that every floating tensor was asked to have. */
+    const qc_recipe_options *o = &plan->options->recipe;
+    const char *dtype = o->to == QC_TO_BF16 || (o->to != QC_TO_FP16 && o->rest == QC_REST_BF16)
+                            ? "\"bfloat16\""
+                        : o->to == QC_TO_FP16 || o->rest == QC_REST_FP16 ? "\"float16\""
+                                                                         : NULL;
     static const char *const dtype_keys[] = {"torch_dtype", "dtype"};
     for (int i = 0; dtype && i < 2; i++)
         if (qc_json_get(root, dtype_keys[i]))

@@ -119,10 +119,16 @@ void qc_table_bytes(qc_table *t, uint64_t n)
     qc_table_put(t, qc_text_bytes(text, n));
 }
 
+void qc_table_empty(qc_table *t, unsigned count)
+{
+    for (; count > 0; count--)
+        qc_table_put(t, "");
+}
+
 void qc_table_end_row(qc_table *t)
 {
-    while (!t->wanted && t->cell_count % t->column_count)
-        qc_table_put(t, "");
+    if (t->cell_count % t->column_count)
+        qc_table_empty(t, t->column_count - (unsigned)(t->cell_count % t->column_count));
 }
 
 static void print_row(const qc_table *t, const char *const *cells, unsigned indent, qc_strbuf *out)

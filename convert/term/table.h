@@ -48,7 +48,8 @@ void qc_table_putf(qc_table *t, const char *fmt, ...) QC_PRINTF(2, 3);
 void qc_table_number(qc_table *t, uint64_t n); /* "8030" */
 void qc_table_count(qc_table *t, uint64_t n);  /* "8,030" */
 void qc_table_bytes(qc_table *t, uint64_t n);  /* "8.03 KB" */
-/* Leaves the cells that the row still needs empty. */
+/* Leaves so many cells empty, or those that the row still needs. */
+void qc_table_empty(qc_table *t, unsigned count);
 void qc_table_end_row(qc_table *t);
 
 /* Writes the titles and then the rows, each indented by `indent` spaces, without spaces at the ends

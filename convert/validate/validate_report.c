@@ -205,20 +205,6 @@ static const qc_json_row failure_rows[] = {
     {NULL},
 };
 
-static void put_time(qc_json_writer *w, const qc_validate_time *t)
-{
-    qc_json_begin_row(w, NULL);
-    qc_json_put_u64(w, "m", t->m);
-    qc_json_put_text(w, "kernel", t->path);
-    qc_json_put_number(w, "seconds", t->seconds);
-    qc_json_put_number(w, "fp16_seconds", t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
-    qc_json_put_number(w, "speedup", qc_validate_speedup(t));
-    qc_json_put_number(w, "roof", t->roof);
-    qc_json_put_number(w, "output_error", t->output_error);
-    qc_json_put_number(w, "kernel_error", t->kernel_error);
-    qc_json_end(w);
-}
-
 static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
 {
     const qc_validate_pair *p = l->pair;
@@ -243,28 +229,21 @@ static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
     qc_json_put_number(w, "largest_kernel_error", l->kernel_max);
     qc_json_put_text(w, "failure", l->failure);
     qc_json_begin_list(w, "times");
-    for (unsigned i = 0; i < l->time_count; i++)
-        put_time(w, &l->times[i]);
-    qc_json_end(w);
-    qc_json_end(w);
-}
-
-static void put_lists(qc_json_writer *w, const qc_validate_report *r)
-{
-    qc_json_put_list(w, "failed", failure_rows, 0, r->failures, r->failure_count,
-                     sizeof *r->failures);
-    qc_json_begin_list(w, "not_compared");
-    for (size_t i = 0; i < r->layer_count; i++) {
-        const qc_validate_layer *l = &r->layers[i];
-        if (l->why_not)
-            qc_json_put_row(w, NULL, failure_rows, 0,
-                            &(qc_validate_failure){l->pair->name, l->why_not});
+    for (unsigned i = 0; i < l->time_count; i++) {
+        const qc_validate_time *t = &l->times[i];
+        qc_json_begin_row(w, NULL);
+        qc_json_put_u64(w, "m", t->m);
+        qc_json_put_text(w, "kernel", t->path);
+        qc_json_put_number(w, "seconds", t->seconds);
+        qc_json_put_number(w, "fp16_seconds",
+                           t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
+        qc_json_put_number(w, "speedup", qc_validate_speedup(t));
+        qc_json_put_number(w, "roof", t->roof);
+        qc_json_put_number(w, "output_error", t->output_error);
+        qc_json_put_number(w, "kernel_error", t->kernel_error);
+        qc_json_end(w);
     }
     qc_json_end(w);
-    qc_json_begin_list(w, "layers");
-    for (size_t i = 0; i < r->layer_count; i++)
-        if (!r->layers[i].why_not)
-            put_layer(w, &r->layers[i]);
     qc_json_end(w);
 }
 
@@ -297,7 +276,21 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
         qc_json_put_number(&w, "output_error", worst->output_error);
         qc_json_end(&w);
     }
-    put_lists(&w, r);
+    qc_json_put_list(&w, "failed", failure_rows, 0, r->failures, r->failure_count,
+                     sizeof *r->failures);
+    qc_json_begin_list(&w, "not_compared");
+    for (size_t i = 0; i < r->layer_count; i++) {
+        const qc_validate_layer *l = &r->layers[i];
+        if (l->why_not)
+            qc_json_put_row(&w, NULL, failure_rows, 0,
+                            &(qc_validate_failure){l->pair->name, l->why_not});
+    }
+    qc_json_end(&w);
+    qc_json_begin_list(&w, "layers");
+    for (size_t i = 0; i < r->layer_count; i++)
+        if (!r->layers[i].why_not)
+            put_layer(&w, &r->layers[i]);
+    qc_json_end(&w);
     qc_json_put_double(&w, "seconds", r->seconds);
     return qc_json_end_text(&w);
 }

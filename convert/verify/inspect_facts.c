@@ -47,17 +47,6 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
 }
 
-static int is_floating(qc_dtype t)
-{
-    static const qc_dtype integers[] = {QC_DTYPE_BOOL, QC_DTYPE_U8,  QC_DTYPE_I8,
-                                        QC_DTYPE_I16,  QC_DTYPE_U16, QC_DTYPE_I32,
-                                        QC_DTYPE_U32,  QC_DTYPE_I64, QC_DTYPE_U64};
-    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++)
-        if (integers[i] == t)
-            return 0;
-    return 1;
-}
-
 /* Sets how the weight at index i is quantized, and its shape. */
 static qc_status describe_quantized(qc_facts *f, uint32_t i, qc_tensor_facts *tf, qc_error *err)
 {
@@ -86,7 +75,7 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
     tf->bytes = t->bytes;
     tf->ndim = t->ndim;
     memcpy(tf->dims, t->dims, sizeof tf->dims);
-    tf->is_counted = is_floating(t->dtype);
+    tf->is_counted = !qc_dtype_is_integer(t->dtype);
     if (e) {
         tf->role = qc_role_name(e->role);
         tf->is_state = e->role == QC_ROLE_STATE || e->scheme == QC_SCHEME_ABSORBED;
@@ -182,13 +171,6 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
 
 /* ---- order and sums ---- */
 
-static qc_status natural_order(qc_facts *f, qc_error *err)
-{
-    const qc_checkpoint *c = f->model;
-    return qc_natural_order(&f->order, f->arena, c->tensors, offsetof(qc_checkpoint_tensor, name),
-                            sizeof *c->tensors, c->tensor_count, err);
-}
-
 static qc_facts_sum *scheme_sum(qc_facts *f, const char *name)
 {
     for (unsigned i = 0; i < f->scheme_count; i++)
@@ -252,7 +234,10 @@ qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
             QC_TRY_GOTO(st, failed, find_owner(f, i, err));
     if (f->model->is_dir)
         QC_TRY_GOTO(st, failed, read_manifest(f, call->model, err));
-    QC_TRY_GOTO(st, failed, natural_order(f, err));
+    QC_TRY_GOTO(st, failed,
+                qc_natural_order(&f->order, f->arena, f->model->tensors,
+                                 offsetof(qc_checkpoint_tensor, name), sizeof *f->model->tensors,
+                                 f->model->tensor_count, err));
     add_up(f);
     return QC_OK;
 failed:

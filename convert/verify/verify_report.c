@@ -46,48 +46,37 @@ static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double secon
 
 /* ---- verify, unpack -------------------------------------------------------------------------- */
 
-static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
-                           qc_code_counts *codes, const char *verb, double seconds, qc_error *err)
-{
-    qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count, &r->first);
-    qc_json_put_u64(&w, "tensors", r->tensors_checked);
-    qc_json_put_u64(&w, "shards", r->manifest.shard_count);
-    qc_json_put_u64(&w, "files", r->manifest.file_count);
-    qc_json_put_u64(&w, "content_bytes", r->content_bytes);
-    qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
-    return end_json(&w, codes, seconds);
-}
-
-static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
-                      const char *verb, double seconds)
+qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
+                         const char *verb, double seconds, qc_error *err)
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     const qc_manifest *m = &r->manifest;
-    if (r->problem_count)
-        qc_strbuf_show(out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
+    qc_strbuf out;
+    qc_json_writer w;
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = QC_OK;
+    if (call->json) {
+        qc_json_write_init(&w, &out, err);
+        begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count,
+                   &r->first);
+        qc_json_put_u64(&w, "tensors", r->tensors_checked);
+        qc_json_put_u64(&w, "shards", m->shard_count);
+        qc_json_put_u64(&w, "files", m->file_count);
+        qc_json_put_u64(&w, "content_bytes", r->content_bytes);
+        qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
+        st = end_json(&w, codes, seconds);
+    } else if (r->problem_count && !call->quiet) {
+        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
                        qc_plural(r->problem_count));
-    else
+    } else if (!call->quiet) {
         qc_strbuf_show(
-            out,
+            &out,
             "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s%s\n",
             call->model, verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
             m->file_count, qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes),
             seconds, qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "",
             call->out ? call->out : "");
-}
-
-qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
-                         const char *verb, double seconds, qc_error *err)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, TEXT_MAX);
-    qc_status st = QC_OK;
-    if (call->json)
-        st = scan_json(&out, call, r, codes, verb, seconds, err);
-    else if (!call->quiet)
-        scan_text(&out, call, r, verb, seconds);
+    }
     return qc_console_deliver(st, &out, NULL, err);
 }
 
@@ -179,8 +168,7 @@ static void add_row(qc_table *t, const qc_against_row *r)
     qc_table_put(t, r->name);
     qc_table_put(t, scheme_text(scheme, r));
     if (r->kind != QC_AGAINST_QUANTIZED || !r->measured) {
-        for (int i = 0; i < 7; i++)
-            qc_table_put(t, "");
+        qc_table_empty(t, 7);
     } else {
         qc_table_putf(t, "%.5f", r->error);
         qc_table_putf(t, "%.5f", r->expected);
@@ -200,10 +188,12 @@ typedef struct {
     int quantized;
 } kind_sums;
 
-/* Adds up the rows of each kind, and returns how many kinds there are. */
-static unsigned sum_kinds(kind_sums kinds[KINDS_MOST], const qc_against_result *r)
+/* Adds up the rows of each kind. */
+static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result *r)
 {
+    kind_sums kinds[KINDS_MOST];
     unsigned count = 0;
+    qc_table t;
     for (size_t i = 0; i < r->count; i++) {
         const qc_against_row *row = &r->rows[i];
         char scheme[QC_SCHEME_TEXT_BYTES];
@@ -229,17 +219,8 @@ static unsigned sum_kinds(kind_sums kinds[KINDS_MOST], const qc_against_result *
         k->most = fmax(k->most, row->error);
         k->worst_ratio = fmax(k->worst_ratio, row->ratio);
     }
-    return count;
-}
-
-static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result *r)
-{
-    kind_sums kinds[KINDS_MOST];
-    unsigned count = sum_kinds(kinds, r);
-    qc_table t;
     qc_table_begin(&t, arena, "is|>tensors|>weights|>error|>ratio up to|>clipped|>faults");
-    for (unsigned i = 0; i < count; i++) {
-        const kind_sums *k = &kinds[i];
+    for (const kind_sums *k = kinds; k < kinds + count; k++) {
         qc_table_put(&t, k->scheme);
         qc_table_number(&t, k->tensors);
         qc_table_count(&t, k->elems);
@@ -248,8 +229,7 @@ static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result
             qc_table_putf(&t, "%.4g", k->worst_ratio);
             qc_table_putf(&t, "%.4f%%", 100.0 * (double)k->clipped / (double)k->measured);
         } else {
-            for (int n = 0; n < 3; n++)
-                qc_table_put(&t, "");
+            qc_table_empty(&t, 3);
         }
         qc_table_number(&t, k->faults);
     }
