@@ -143,16 +143,6 @@ qc_status qc_json_leave(const qc_json_walk *w, qc_error *err)
     return QC_OK;
 }
 
-static qc_status take_u32(const qc_json_node *n, const char *key, uint32_t *to, qc_error *err)
-{
-    uint64_t v = 0;
-    QC_TRY(qc_json_as_u64(n, key, &v, err));
-    if (v > UINT32_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: there is no number %" PRIu64, key, v);
-    *to = (uint32_t)v;
-    return QC_OK;
-}
-
 /* Takes a value that is a text in JSON. */
 static qc_status take_text(const qc_json_row *r, qc_arena *arena, const qc_json_node *n, void *to,
                            qc_error *err)
@@ -188,11 +178,16 @@ static qc_status take_value(const qc_json_row *r, qc_arena *arena, const qc_json
         *(const char **)to = NULL;
         return QC_OK;
     }
+    uint64_t v = 0;
     switch ((int)r->kind) {
     case QC_ROW_U64:
         return qc_json_as_u64(n, r->name, to, err);
     case QC_ROW_U32:
-        return take_u32(n, r->name, to, err);
+        QC_TRY(qc_json_as_u64(n, r->name, &v, err));
+        if (v > UINT32_MAX)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: there is no number %" PRIu64, r->name, v);
+        *(uint32_t *)to = (uint32_t)v;
+        return QC_OK;
     case QC_ROW_BOOL:
         return qc_json_as_bool(n, r->name, to, err);
     case QC_ROW_DOUBLE:

@@ -94,46 +94,33 @@ static void remove_member(qc_strbuf *out, const char *t, size_t len, const qc_js
     qc_strbuf_put(out, t + to, len - to);
 }
 
-/* Finds the object whose member is edited: the whole text, or its member `in`. */
-static qc_status find_object(const qc_json_node **out, const qc_json *doc, const char *in,
-                             qc_error *err)
-{
-    *out = qc_json_root(doc);
-    QC_TRY(qc_json_expect(*out, QC_JSON_OBJECT, "JSON text", err));
-    if (!in)
-        return QC_OK;
-    *out = qc_json_get(*out, in);
-    return qc_json_expect(*out, QC_JSON_OBJECT, in, err);
-}
-
-static void edit(qc_strbuf *out, const qc_strbuf *text, const qc_json_node *object, const char *key,
-                 const char *value_json)
-{
-    const qc_json_node *n = qc_json_get(object, key);
-    if (n && value_json) {
-        qc_strbuf_put(out, text->data, qc_json_place(n).value);
-        qc_strbuf_puts(out, value_json);
-        qc_strbuf_put(out, text->data + qc_json_place(n).end, text->len - qc_json_place(n).end);
-    } else if (n) {
-        remove_member(out, text->data, text->len, object, n);
-    } else if (value_json) {
-        append_member(out, text->data, text->len, object, key, value_json);
-    } else {
-        qc_strbuf_put(out, text->data, text->len);
-    }
-}
-
 qc_status qc_json_splice(qc_strbuf *text, const char *in, const char *key, const char *value_json,
                          qc_error *err)
 {
     qc_json *doc = NULL;
-    const qc_json_node *object = NULL;
     qc_strbuf out;
     QC_TRY(qc_json_parse(&doc, text->data, text->len, QC_JSON_PYTHON, err));
     qc_strbuf_init(&out, text->max);
-    qc_status st = find_object(&object, doc, in, err);
+    const qc_json_node *object = qc_json_root(doc);
+    qc_status st = qc_json_expect(object, QC_JSON_OBJECT, "JSON text", err);
+    if (st == QC_OK && in) {
+        object = qc_json_get(object, in);
+        st = qc_json_expect(object, QC_JSON_OBJECT, in, err);
+    }
     if (st == QC_OK) {
-        edit(&out, text, object, key, value_json);
+        const qc_json_node *n = qc_json_get(object, key);
+        if (n && value_json) {
+            const qc_json_range place = qc_json_place(n);
+            qc_strbuf_put(&out, text->data, place.value);
+            qc_strbuf_puts(&out, value_json);
+            qc_strbuf_put(&out, text->data + place.end, text->len - place.end);
+        } else if (n) {
+            remove_member(&out, text->data, text->len, object, n);
+        } else if (value_json) {
+            append_member(&out, text->data, text->len, object, key, value_json);
+        } else {
+            qc_strbuf_put(&out, text->data, text->len);
+        }
         st = qc_strbuf_status(&out, err);
     }
     qc_json_destroy(doc);
