@@ -48,15 +48,6 @@ static uint32_t shown_block(const qc_job *j)
     return qc_schemes[j->scheme].default_block ? j->block_elems : 0;
 }
 
-/* "nf4" means blocks of 64; other sizes are part of the name. */
-static qc_status scheme_name(const char **out, qc_arena *arena, const qc_job *j, qc_error *err)
-{
-    *out = qc_scheme_name(j->scheme);
-    if (shown_block(j) != qc_schemes[j->scheme].default_block)
-        return qc_arena_printf(arena, out, err, "%s-%" PRIu32, *out, j->block_elems);
-    return QC_OK;
-}
-
 qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err)
 {
     enum { ROOM = QC_SCHEME_COUNT + 7 };
@@ -79,7 +70,11 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
             if (count == ROOM)
                 QC_FAIL(err, QC_ERR_INTERNAL, "more than %d schemes in one plan", (int)ROOM);
             keys[count++] = (key){j->scheme, block};
-            QC_TRY(scheme_name(&sums[k].name, r->arena, j, err));
+            /* "nf4" means blocks of 64; other sizes are part of the name. */
+            sums[k].name = qc_scheme_name(j->scheme);
+            if (block != qc_schemes[j->scheme].default_block)
+                QC_TRY(qc_arena_printf(r->arena, &sums[k].name, err, "%s-%" PRIu32, sums[k].name,
+                                       block));
         }
         uint64_t parameters = qc_fit_parameters_of(plan, j);
         sums[k].tensors++;
@@ -157,11 +152,6 @@ void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_s
 }
 
 /* ---- text ---- */
-
-static uint64_t needed_bytes(const qc_fit_device *d)
-{
-    return d->weight_bytes + d->kv_bytes + d->workspace_bytes + d->context_bytes;
-}
 
 void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out)
 {
@@ -286,16 +276,6 @@ static void add_size(qc_table *t, uint64_t bytes)
         qc_table_bytes(t, bytes);
 }
 
-static void add_layers(qc_table *t, const qc_fit_device *d)
-{
-    if (d->layers == 0)
-        qc_table_put(t, NULL);
-    else if (d->layers == 1)
-        qc_table_number(t, d->first_layer);
-    else
-        qc_table_putf(t, "%" PRIu32 "-%" PRIu32, d->first_layer, d->first_layer + d->layers - 1);
-}
-
 qc_table qc_fit_devices(const qc_fit_report *r)
 {
     qc_table t;
@@ -319,7 +299,13 @@ qc_table qc_fit_devices(const qc_fit_report *r)
             add_size(&t, d->short_by_bytes);
         else
             qc_table_put(&t, "");
-        add_layers(&t, d);
+        if (d->layers > 1)
+            qc_table_putf(&t, "%" PRIu32 "-%" PRIu32, d->first_layer,
+                          d->first_layer + d->layers - 1);
+        else if (d->layers == 1)
+            qc_table_number(&t, d->first_layer);
+        else
+            qc_table_put(&t, NULL);
     }
     return t;
 }
@@ -408,8 +394,9 @@ static void add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out)
         qc_strbuf_putf(out, "  %-*s  ", (int)name_width, d->device->name);
         qc_fit_bar(d, cells, style, out);
         qc_strbuf_putf(out, "%*s %s of %s%s\n", (int)(QC_BAR_CELLS - cells), "",
-                       qc_text_bytes(used, needed_bytes(d)), qc_text_bytes(size, d->budget_bytes),
-                       d->short_by_bytes ? " (!)" : "");
+                       qc_text_bytes(used, d->weight_bytes + d->kv_bytes + d->workspace_bytes +
+                                               d->context_bytes),
+                       qc_text_bytes(size, d->budget_bytes), d->short_by_bytes ? " (!)" : "");
     }
     qc_strbuf_putf(out, "  %*s ", (int)name_width, "");
     for (int part = 0; part < PART_COUNT; part++)
@@ -487,20 +474,15 @@ qc_table qc_fit_other_choices(const qc_fit_report *r)
     return t;
 }
 
-static int uses_disk(const qc_fit *fit)
-{
-    for (uint32_t i = 0; i < fit->budget->count; i++)
-        if (fit->budget->devices[i].tier == QC_TIER_DISK && fit->devices[i].segments)
-            return 1;
-    return 0;
-}
-
 qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out,
                              qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES], time[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
     const qc_table devices = qc_fit_devices(r), others = qc_fit_other_choices(r);
+    int disk = 0;
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        disk |= fit->budget->devices[i].tier == QC_TIER_DISK && fit->devices[i].segments;
     add_head(r, out);
     qc_strbuf_puts(out, "\n");
     qc_table_print(&devices, 2, out);
@@ -515,8 +497,7 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
         qc_strbuf_putf(
             out,
             "  spilled to the host%s: %s cross its link for every token, which takes at least %s\n",
-            uses_disk(fit) ? " and to disk" : "",
-            qc_text_bytes(size, fit->transfer_bytes_per_token),
+            disk ? " and to disk" : "", qc_text_bytes(size, fit->transfer_bytes_per_token),
             qc_text_seconds(time, fit->transfer_seconds));
     if (fit->ranks > 0 && fit->fits) {
         qc_strbuf_puts(out, "\n  ");

@@ -211,52 +211,6 @@ static const qc_json_row scheme_rows[] = {
     {NULL},
 };
 
-static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
-{
-    qc_json_begin_object(w, "schemes");
-    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
-        if (r->schemes[s].tensors > 0 && s != QC_SCHEME_ABSORBED)
-            qc_json_put_row(w, qc_scheme_name((qc_scheme)s), scheme_rows, 0, &r->schemes[s]);
-    qc_json_end(w);
-}
-
-static void put_part(qc_json_writer *w, const qc_convert_report *r)
-{
-    if (r->part_count <= 1)
-        return;
-    qc_json_begin_object(w, "part");
-    qc_json_put_u64(w, "index", r->part_index + 1);
-    qc_json_put_u64(w, "of", r->part_count);
-    qc_json_begin_line(w, "to_come");
-    for (unsigned i = 0; i < r->parts_left_count; i++)
-        qc_json_put_u64(w, NULL, r->parts_left[i] + 1);
-    qc_json_end(w);
-    qc_json_put_text(w, "completed",
-                     r->complete_before      ? "before"
-                     : r->complete_meanwhile ? "meanwhile"
-                     : was_last(r)           ? "here"
-                                             : NULL);
-    qc_json_end(w);
-}
-
-static void put_adapters(qc_json_writer *w, const qc_convert_report *r)
-{
-    if (r->adapter_count == 0)
-        return;
-    qc_json_begin_list(w, "adapters");
-    for (size_t i = 0; i < r->adapter_count; i++) {
-        const qc_attached_adapter *a = &r->adapters[i];
-        qc_json_begin_row(w, NULL);
-        qc_json_put_path(w, "path", a->adapter->path);
-        qc_json_put_double(w, "scale", a->scale);
-        qc_json_put_u64(w, "weights", a->weights);
-        qc_json_put_u64(w, "biases", a->biases);
-        qc_json_put_u64(w, "replaced", a->wholes);
-        qc_json_end(w);
-    }
-    qc_json_end(w);
-}
-
 static const qc_json_row calibration_rows[] = {
     QC_JSON_ROW(qc_calibrate_report, text, PATH, 0),
     QC_JSON_ROW(qc_calibrate_report, hessians, PATH, 0),
@@ -282,6 +236,23 @@ static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
     qc_json_end(w);
 }
 
+static void put_part(qc_json_writer *w, const qc_convert_report *r)
+{
+    qc_json_begin_object(w, "part");
+    qc_json_put_u64(w, "index", r->part_index + 1);
+    qc_json_put_u64(w, "of", r->part_count);
+    qc_json_begin_line(w, "to_come");
+    for (unsigned i = 0; i < r->parts_left_count; i++)
+        qc_json_put_u64(w, NULL, r->parts_left[i] + 1);
+    qc_json_end(w);
+    qc_json_put_text(w, "completed",
+                     r->complete_before      ? "before"
+                     : r->complete_meanwhile ? "meanwhile"
+                     : was_last(r)           ? "here"
+                                             : NULL);
+    qc_json_end(w);
+}
+
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
@@ -292,7 +263,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_json_put_text(&w, "to", r->to);
     qc_json_put_text(&w, "scale", r->scale);
     qc_json_put_bool(&w, "complete_before", r->complete_before);
-    put_part(&w, r);
+    if (r->part_count > 1)
+        put_part(&w, r);
     qc_json_put_u64(&w, "bytes_in", r->bytes_in);
     qc_json_put_u64(&w, "bytes_out", r->bytes_out_content);
     qc_json_put_u64(&w, "bytes_stored", r->bytes_out_stored);
@@ -300,8 +272,25 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_json_put_u64(&w, "side_files", r->side_files);
     qc_json_put_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
     qc_json_put_double(&w, "bits_per_weight", qc_report_overall_bits(r));
-    put_schemes(&w, r);
-    put_adapters(&w, r);
+    qc_json_begin_object(&w, "schemes");
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
+        if (r->schemes[s].tensors > 0 && s != QC_SCHEME_ABSORBED)
+            qc_json_put_row(&w, qc_scheme_name((qc_scheme)s), scheme_rows, 0, &r->schemes[s]);
+    qc_json_end(&w);
+    if (r->adapter_count > 0) {
+        qc_json_begin_list(&w, "adapters");
+        for (size_t i = 0; i < r->adapter_count; i++) {
+            const qc_attached_adapter *a = &r->adapters[i];
+            qc_json_begin_row(&w, NULL);
+            qc_json_put_path(&w, "path", a->adapter->path);
+            qc_json_put_double(&w, "scale", a->scale);
+            qc_json_put_u64(&w, "weights", a->weights);
+            qc_json_put_u64(&w, "biases", a->biases);
+            qc_json_put_u64(&w, "replaced", a->wholes);
+            qc_json_end(&w);
+        }
+        qc_json_end(&w);
+    }
     put_calibration(&w, r);
     if (qc_json_begin_object_if(&w, "worst", r->worst_name != NULL)) {
         qc_json_put_text(&w, "name", r->worst_name);
@@ -339,11 +328,6 @@ static uint64_t job_bytes(const qc_plan *p, const qc_job *j)
     return bytes;
 }
 
-static const char *device_name(const qc_plan *p, const qc_job *j)
-{
-    return p->device_names[j->device];
-}
-
 static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
                              qc_error *err)
 {
@@ -362,7 +346,7 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
         qc_table_number(&t, qc_checkpoint_bytes(src));
         qc_table_number(&t, job_bytes(p, j));
         if (p->device_names)
-            qc_table_put(&t, device_name(p, j));
+            qc_table_put(&t, p->device_names[j->device]);
         qc_table_put(&t, j->entry->why);
     }
     qc_table_print(&t, 0, out);
@@ -388,9 +372,8 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_json_begin_row(&w, NULL);
         qc_json_put_text(&w, "name", s->name);
         qc_json_put_u64(&w, "bytes", s->header_bytes + s->data_bytes);
-        if (p->device_names) {
+        if (p->device_names)
             qc_json_put_text(&w, "device", p->device_names[s->device]);
-        }
         qc_json_end(&w);
     }
     qc_json_end(&w);
@@ -410,9 +393,8 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_json_put_u64(&w, "bytes_before", qc_checkpoint_bytes(src));
         qc_json_put_u64(&w, "bytes_after", job_bytes(p, j));
         qc_json_put_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
-        if (p->device_names) {
-            qc_json_put_text(&w, "device", device_name(p, j));
-        }
+        if (p->device_names)
+            qc_json_put_text(&w, "device", p->device_names[j->device]);
         qc_json_end(&w);
     }
     qc_json_end(&w);
