@@ -62,7 +62,7 @@ static qc_status put_notes(qc_json_writer *w, const qc_fit_report *r, qc_error *
 {
     qc_strbuf notes;
     qc_strbuf_init(&notes, 1u << 20);
-    qc_fit_budget_notes(r, "", "\n", &notes);
+    qc_fit_budget_notes(r, "", &notes);
     qc_status st = qc_strbuf_status(&notes, err);
     qc_json_begin_list(w, "budget_notes");
     for (char *line = notes.data; st == QC_OK && line && *line;) {

@@ -42,8 +42,6 @@ void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns)
 void qc_table_columns(qc_table *t, const char *columns)
 {
     for (const char *end = columns; end; columns = end + 1) {
-        int warns = *columns == '!';
-        columns += warns;
         qc_align align = *columns == '>' ? QC_ALIGN_RIGHT : QC_ALIGN_LEFT;
         columns += align == QC_ALIGN_RIGHT;
         end = strchr(columns, '|');
@@ -51,7 +49,6 @@ void qc_table_columns(qc_table *t, const char *columns)
         t->titles[t->column_count] =
             keep(t, columns, end ? (size_t)(end - columns) : strlen(columns));
         t->aligns[t->column_count] = align;
-        t->warns[t->column_count] = warns;
         t->column_count++;
         if (!end)
             break;

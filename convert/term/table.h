@@ -29,7 +29,6 @@ typedef struct {
     unsigned column_count;
     const char *titles[QC_TABLE_MAX_COLUMNS];
     qc_align aligns[QC_TABLE_MAX_COLUMNS];
-    int warns[QC_TABLE_MAX_COLUMNS]; /* what stands in the column is bad news */
     size_t widths[QC_TABLE_MAX_COLUMNS];
     const char **cells; /* row after row */
     size_t cell_count, cell_room;
@@ -37,7 +36,7 @@ typedef struct {
 } qc_table;
 
 /* Begins a table. The titles of the columns stand between '|'; a '>' before a title aligns its
- * column right, and a '!' before both has a page write the column in red. */
+ * column right. */
 void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns);
 /* Adds more columns; call it before the first cell. */
 void qc_table_columns(qc_table *t, const char *columns);
