@@ -90,23 +90,8 @@ static void put_tensor(qc_json_writer *w, const qc_manifest *m, const qc_manifes
     qc_json_end(w);
 }
 
-/* file may be NULL; otherwise w writes to its text. */
-static void put_tensors(qc_json_writer *w, const qc_manifest *m, qc_text_file *file)
-{
-    qc_json_begin_list(w, "tensors");
-    for (size_t i = 0; i < m->tensor_count && w->st == QC_OK; i++) {
-        qc_manifest_tensor room;
-        const qc_manifest_tensor *t = NULL;
-        w->st = qc_manifest_row(m, i, &room, &t, w->err);
-        if (w->st == QC_OK)
-            put_tensor(w, m, t);
-        if (w->st == QC_OK && file)
-            w->st = qc_text_file_step(file, w->err);
-    }
-    qc_json_end(w);
-}
-
-/* Writes all but the last digest, which covers what stands before its first digit. */
+/* Writes all but the last digest, which covers what stands before its first digit. file may be NULL;
+ * otherwise out is its text. */
 static qc_status put_all(const qc_manifest *m, qc_strbuf *out, qc_text_file *file, qc_error *err)
 {
     static const char closing[] = "\n}"; /* the end of the object, which is taken back to add the
@@ -115,7 +100,17 @@ static qc_status put_all(const qc_manifest *m, qc_strbuf *out, qc_text_file *fil
     QC_TRY(qc_manifest_check(m, err));
     qc_json_begin_text(&w, out, err);
     put_head(&w, m);
-    put_tensors(&w, m, file);
+    qc_json_begin_list(&w, "tensors");
+    for (size_t i = 0; i < m->tensor_count && w.st == QC_OK; i++) {
+        qc_manifest_tensor room;
+        const qc_manifest_tensor *t = NULL;
+        w.st = qc_manifest_row(m, i, &room, &t, err);
+        if (w.st == QC_OK)
+            put_tensor(&w, m, t);
+        if (w.st == QC_OK && file)
+            w.st = qc_text_file_step(file, err);
+    }
+    qc_json_end(&w);
     qc_json_put_list(&w, "files", qc_manifest_file_rows, 0, m->files, m->file_count,
                      sizeof *m->files);
     qc_json_end(&w);

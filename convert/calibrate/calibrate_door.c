@@ -221,18 +221,13 @@ static void write_offer(const phase *p, qc_json_writer *w, const qc_moments_name
     qc_json_end(w);
 }
 
-static const char *name_of_phase(const phase *p)
-{
-    return p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run";
-}
-
 /* Tells the other side what there is to do. */
 static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_error *err)
 {
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
-    qc_json_put_text(&w, "phase", name_of_phase(p));
+    qc_json_put_text(&w, "phase", p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run");
     qc_json_put_number(&w, "seconds", ahead->seconds);
     qc_json_put_u64(&w, "memory", ahead->memory);
     qc_json_begin_list(&w, "weights");
@@ -336,18 +331,6 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
     return st;
 }
 
-static void write_left(const phase *p, qc_json_writer *w)
-{
-    qc_json_begin_list(w, "left");
-    for (uint32_t i = 0; i < p->m.left_count; i++) {
-        const unsigned known = p->m.known[p->m.left[i]];
-        write_weight(p, w, p->m.left[i]);
-        qc_json_put_text(w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
-        qc_json_end(w);
-    }
-    qc_json_end(w);
-}
-
 /* Answers with what was solved, and writes its values to path unless that is NULL. */
 static qc_status send_solved(const phase *p, const char *path, qc_error *err)
 {
@@ -372,19 +355,18 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
     qc_json_end(&w);
-    write_left(p, &w);
+    qc_json_begin_list(&w, "left");
+    for (uint32_t i = 0; i < p->m.left_count; i++) {
+        const unsigned known = p->m.known[p->m.left[i]];
+        write_weight(p, &w, p->m.left[i]);
+        qc_json_put_text(&w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
+        qc_json_end(&w);
+    }
+    qc_json_end(&w);
     if (st == QC_OK)
         st = send_line(p, &w, err);
     qc_strbuf_deinit(&out);
     return st;
-}
-
-static int has_outputs(const qc_moments *m)
-{
-    for (uint32_t i = 0; i < qc_hessians_count(m->h); i++)
-        if (qc_hessians_outputs_of(m->h, i).blocks > 0)
-            return 1;
-    return 0;
 }
 
 /* {"solve": PATH, "values": PATH or null, "tokens": N?} */
@@ -395,12 +377,15 @@ static qc_status answer_solve(phase *p, const qc_json_node *request, qc_error *e
     const char *to = qc_json_string_or(values, NULL);
     qc_calibrator *k = p->k;
     qc_calibrate_outlook ahead;
+    int outputs = 0;
     if (!k->store && !k->costs)
         return bad(p->d, err, "no \"solve\" in the phase \"dry-run\"");
     if (!path || (values && !to && qc_json_kind_of(values) != QC_JSON_NULL))
         return bad(p->d, err, "{\"solve\": PATH, \"values\": PATH or null}");
     QC_TRY(qc_moments_open(&p->m, path, 1, err));
-    if (p->d->hello.sided == 1 && has_outputs(&p->m))
+    for (uint32_t i = 0; i < qc_hessians_count(p->m.h); i++)
+        outputs |= qc_hessians_outputs_of(p->m.h, i).blocks > 0;
+    if (p->d->hello.sided == 1 && outputs)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: it has second moments of outputs, but the hello on --hessians %s says that "
                 "\"sided\" is 1",
@@ -443,20 +428,12 @@ static qc_status answer(phase *p, const qc_json_node *request, qc_error *err)
     return bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
 }
 
-static void tell(const phase *p, const qc_calibrate_outlook *ahead)
-{
-    const qc_door_hello *h = &p->d->hello;
-    char inputs[64] = "the second moments to come";
-    if (h->tokens > 0)
-        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
-    qc_calibrate_tell(p->k, ahead, inputs);
-}
-
 static qc_status run(phase *p, qc_error *err)
 {
     qc_calibrator *k = p->k;
     const qc_door_hello *h = &p->d->hello;
     qc_calibrate_outlook ahead;
+    char inputs[64] = "the second moments to come";
     if (k->o->calibrate.sided > 0 && k->o->calibrate.sided != h->sided)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--sided says otherwise than the hello on --hessians %s, where \"sided\" is %u",
@@ -469,7 +446,9 @@ static qc_status run(phase *p, qc_error *err)
     QC_TRY(qc_calibrate_measure(k, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
-    tell(p, &ahead);
+    if (h->tokens > 0)
+        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
+    qc_calibrate_tell(k, &ahead, inputs);
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;

@@ -47,26 +47,6 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
 }
 
-/* Sets how the weight at index i is quantized, and its shape. */
-static qc_status describe_quantized(qc_facts *f, uint32_t i, qc_tensor_facts *tf, qc_error *err)
-{
-    if (tf->coded) {
-        QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
-        QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
-        tf->is_integer = qc_coding_is_integer(tf->coded->coding);
-        if (tf->is_integer && tf->coded->tile_rows == 1)
-            tf->block_elems = qc_integers_block(tf->coded);
-    } else {
-        tf->scheme = tf->stored->name;
-    }
-    if (tf->stored)
-        tf->block_elems = qc_stored_block(tf->stored);
-    tf->ndim = tf->coded ? tf->coded->ndim : tf->stored->ndim;
-    memcpy(tf->dims, tf->coded ? tf->coded->dims : tf->stored->dims, sizeof tf->dims);
-    tf->is_counted = 1;
-    return QC_OK;
-}
-
 static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &f->model->tensors[i];
@@ -82,8 +62,22 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
         tf->stored = tf->is_state ? NULL : e->stored;
         tf->coded = e->coded;
     }
-    if (tf->stored || tf->coded)
-        QC_TRY(describe_quantized(f, i, tf, err));
+    if (tf->stored || tf->coded) { /* how it is quantized, and its shape */
+        if (tf->coded) {
+            QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
+            QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
+            tf->is_integer = qc_coding_is_integer(tf->coded->coding);
+            if (tf->is_integer && tf->coded->tile_rows == 1)
+                tf->block_elems = qc_integers_block(tf->coded);
+        } else {
+            tf->scheme = tf->stored->name;
+        }
+        if (tf->stored)
+            tf->block_elems = qc_stored_block(tf->stored);
+        tf->ndim = tf->coded ? tf->coded->ndim : tf->stored->ndim;
+        memcpy(tf->dims, tf->coded ? tf->coded->dims : tf->stored->dims, sizeof tf->dims);
+        tf->is_counted = 1;
+    }
     if (tf->is_state)
         tf->is_counted = 0;
     return qc_shape_elems(tf->dims, tf->ndim, &tf->elems, err);

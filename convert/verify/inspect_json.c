@@ -8,27 +8,18 @@
 #include <math.h>
 #include <string.h>
 
-/* Says how scales were found; NULL where nothing was quantized. */
-static const char *scale_of(const qc_manifest *m)
-{
-    if (m->scale)
-        return m->scale;
-    for (size_t i = 0; i < m->tensor_count; i++) {
-        if (m->tensors[i].has_error)
-            return "absmax";
-    }
-    return NULL;
-}
-
 static void put_manifest(qc_json_writer *w, const qc_manifest *m)
 {
     if (!qc_json_begin_object_if(w, "manifest", m != NULL))
         return;
+    const char *scale = m->scale; /* NULL where nothing was quantized */
+    for (size_t i = 0; i < m->tensor_count && !scale; i++)
+        scale = m->tensors[i].has_error ? "absmax" : NULL;
     qc_json_put_text(w, "qconv_version", m->qconv_version);
     qc_json_put_text(w, "to", m->to);
     qc_json_put_u64(w, "block_size", m->block_elems);
     qc_json_put_bool(w, "double_quant", m->double_quant);
-    qc_json_put_text(w, "scale", scale_of(m));
+    qc_json_put_text(w, "scale", scale);
     qc_manifest_put_calibration(w, m->calibration);
     qc_manifest_put_adapters(w, m);
     qc_json_put_text(w, "rest", m->rest);
