@@ -78,8 +78,8 @@ QC_NODISCARD qc_status qc_json_expect(const qc_json_node *n, qc_json_kind kind, 
 const char *qc_json_string_or(const qc_json_node *n, const char *dflt);
 int qc_json_bool_or(const qc_json_node *n, int dflt);
 
-/* Sets the member `key` of the JSON object in `text`, or of that object's member `in` unless that is
- * NULL, to value_json, which is taken verbatim. The member is replaced in place if present and
+/* Sets the member `key` of the JSON object in `text` (of that object's member `in`, unless that is
+ * NULL) to value_json, which is taken verbatim. The member is replaced in place if present and
  * otherwise added last; with value_json NULL it is removed. Everything else stays byte for byte, so
  * numbers keep their spelling. An added member is indented like the first one. text must be what
  * qc_json_parse takes (with QC_JSON_PYTHON), and stays as it was after an error. */

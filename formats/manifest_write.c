@@ -90,8 +90,8 @@ static void put_tensor(qc_json_writer *w, const qc_manifest *m, const qc_manifes
     qc_json_end(w);
 }
 
-/* Writes all but the last digest, which covers what stands before its first digit. file may be NULL;
- * otherwise out is its text. */
+/* Writes all but the last digest, which covers what stands before its first digit. file may be
+ * NULL; otherwise out is its text. */
 static qc_status put_all(const qc_manifest *m, qc_strbuf *out, qc_text_file *file, qc_error *err)
 {
     static const char closing[] = "\n}"; /* the end of the object, which is taken back to add the

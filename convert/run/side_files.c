@@ -239,7 +239,7 @@ static qc_status set_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *e
     return st;
 }
 
-/* Sets the numbers of layers for multi-token prediction to 0, in config.json and its text_config. */
+/* Sets the numbers of layers for multi-token prediction to 0, also in the text_config. */
 static qc_status set_no_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
 {
     static const char *const places[] = {NULL, "text_config"};

@@ -40,8 +40,8 @@ typedef struct {
     qc_resume_found found; /* what an interrupted conversion had left, if this run continued it */
     const qc_attached_adapter *adapters; /* --lora; those of the checkpoint */
     size_t adapter_count;
-    /* --hessians; without it, text and hessians are NULL. Its weights are those that were calibrated
-     * in this run or an earlier one, its seconds those of all runs that it took. */
+    /* --hessians; without it, text and hessians are NULL. Its weights are those that this run or an
+     * earlier one calibrated, its seconds those of all runs that it took. */
     qc_calibrate_report calibration;
     qc_manifest_outputs outputs; /* mean errors over the calibrated weights */
     const char *worst_name;      /* quantized tensor with the largest rel_mse; NULL: none */

@@ -1,6 +1,6 @@
 /* Any text as a name out of somebody's file: no way to show it lets a control character through,
  * nor a quote out of a string. */
-#include "convert/term/console.h"
+#include "base/text.h"
 #include "convert/term/table.h"
 #include "formats/json_writer.h"
 #include "fuzz_check.h"
