@@ -39,6 +39,13 @@ int qc_dtype_is_quantizable(qc_dtype t)
     return t == QC_DTYPE_F64 || t == QC_DTYPE_F32 || t == QC_DTYPE_F16 || t == QC_DTYPE_BF16;
 }
 
+int qc_dtype_is_integer(qc_dtype t)
+{
+    return t == QC_DTYPE_BOOL || t == QC_DTYPE_U8 || t == QC_DTYPE_I8 || t == QC_DTYPE_I16 ||
+           t == QC_DTYPE_U16 || t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64 ||
+           t == QC_DTYPE_U64;
+}
+
 const char *qc_dtype_torch_name(qc_dtype t)
 {
     switch ((int)t) {

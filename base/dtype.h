@@ -53,6 +53,8 @@ QC_API unsigned qc_dtype_bits(qc_dtype t);
 QC_API int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
 /* Returns whether the quantizers can read t: F64, F32, F16 and BF16. */
 QC_API int qc_dtype_is_quantizable(qc_dtype t);
+/* Returns whether t is a whole number or a boolean. */
+int qc_dtype_is_integer(qc_dtype t);
 /* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where PyTorch has no such
  * type. */
 QC_API const char *qc_dtype_torch_name(qc_dtype t);

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -80,6 +81,22 @@ void qc_strbuf_putf(qc_strbuf *b, const char *fmt, ...)
     va_start(args, fmt);
     put_format(b, fmt, args);
     va_end(args);
+}
+
+void qc_strbuf_show(qc_strbuf *b, const char *fmt, ...)
+{
+    const size_t at = b->len;
+    va_list args;
+    va_start(args, fmt);
+    put_format(b, fmt, args);
+    va_end(args);
+    const int is_line = b->len > at && b->data[b->len - 1] == '\n';
+    if (is_line)
+        b->data[b->len - 1] = '\0';
+    if (b->len > at)
+        qc_text_printable(b->data + at);
+    if (is_line)
+        b->data[b->len - 1] = '\n';
 }
 
 qc_status qc_strbuf_status(const qc_strbuf *b, qc_error *err)

@@ -22,6 +22,9 @@ void qc_strbuf_deinit(qc_strbuf *b);
 void qc_strbuf_put(qc_strbuf *b, const void *bytes, size_t len);
 void qc_strbuf_puts(qc_strbuf *b, const char *s);
 void qc_strbuf_putf(qc_strbuf *b, const char *fmt, ...) QC_PRINTF(2, 3);
+/* The same for a line with names from a file or a command line, which may hold anything: what is
+ * added is made printable (qc_text_printable), but for a line feed at its end. */
+void qc_strbuf_show(qc_strbuf *b, const char *fmt, ...) QC_PRINTF(2, 3);
 /* QC_OK, or the error of the first put that failed. */
 QC_NODISCARD qc_status qc_strbuf_status(const qc_strbuf *b, qc_error *err);
 

@@ -113,12 +113,10 @@ static qc_status write_all(qc_arena *a, const char *dir, unsigned layers, int em
     const char *path = NULL;
     qc_strbuf_init(&text, 1u << 24);
     qc_json_write_init(&w, &text, err);
-    qc_json_write_begin_object(&w);
-    qc_json_write_key(&w, "metadata");
-    qc_json_write_begin_object(&w);
-    qc_json_write_end_object(&w);
-    qc_json_write_key(&w, "weight_map");
-    qc_json_write_begin_object(&w);
+    qc_json_begin_object(&w, NULL);
+    qc_json_begin_object(&w, "metadata");
+    qc_json_end(&w);
+    qc_json_begin_object(&w, "weight_map");
     QC_TRY(qc_dir_make(dir, err));
     unsigned shards = layers + (embeddings ? 1 : 0);
     for (unsigned s = 0; s < shards; s++) {
@@ -142,13 +140,12 @@ static qc_status write_all(qc_arena *a, const char *dir, unsigned layers, int em
                 tensors[i].dims[0] = i < 2 ? 128256 : 4096;
                 tensors[i].dims[1] = 4096;
             }
-            qc_json_write_key(&w, tensors[i].name);
-            qc_json_write_string(&w, shard);
+            qc_json_put_text(&w, tensors[i].name, shard);
         }
         QC_TRY(write_shard(a, dir, shard, tensors, count, err));
     }
-    qc_json_write_end_object(&w);
-    qc_json_write_end_object(&w);
+    qc_json_end(&w);
+    qc_json_end(&w);
     QC_TRY(qc_json_write_finish(&w));
     QC_TRY(qc_path_join(a, &path, dir, "model.safetensors.index.json", err));
     QC_TRY(qc_file_put(path, text.data, text.len, err));

@@ -113,23 +113,17 @@ static qc_status measure(qc_cpu_matmul *h, const data *d, int runs, row rows[FOR
 
 static void write_rows(qc_json_writer *w, row rows[FORMS][COUNTS], int runs)
 {
-    qc_json_write_key(w, "rows");
-    qc_json_write_begin_array(w);
+    qc_json_begin_list(w, "rows");
     for (unsigned f = 0; f < FORMS; f++)
         for (unsigned c = 0; c < COUNTS; c++) {
-            qc_json_write_compact_next(w);
-            qc_json_write_begin_object(w);
-            qc_json_write_key(w, "form");
-            qc_json_write_string(w, forms[f].name);
-            qc_json_write_key(w, "x_rows");
-            qc_json_write_double(w, x_rows[c]);
-            qc_json_write_key(w, "gbps");
-            qc_json_write_double(w, bench_quantile(rows[f][c].gbps, runs, 0.5));
-            qc_json_write_key(w, "of_read_rate");
-            qc_json_write_double(w, bench_quantile(rows[f][c].ratio, runs, 0.5));
-            qc_json_write_end_object(w);
+            qc_json_begin_row(w, NULL);
+            qc_json_put_text(w, "form", forms[f].name);
+            qc_json_put_double(w, "x_rows", x_rows[c]);
+            qc_json_put_double(w, "gbps", bench_quantile(rows[f][c].gbps, runs, 0.5));
+            qc_json_put_double(w, "of_read_rate", bench_quantile(rows[f][c].ratio, runs, 0.5));
+            qc_json_end(w);
         }
-    qc_json_write_end_array(w);
+    qc_json_end(w);
 }
 
 static qc_status write_json(const char *path, const char *command, row rows[FORMS][COUNTS],
@@ -139,15 +133,12 @@ static qc_status write_json(const char *path, const char *command, row rows[FORM
     qc_json_writer w;
     qc_strbuf_init(&out, 1u << 20);
     qc_json_write_init(&w, &out, err);
-    qc_json_write_begin_object(&w);
-    qc_json_write_key(&w, "bench");
-    qc_json_write_string(&w, "cpu_matmul");
-    qc_json_write_key(&w, "command");
-    qc_json_write_string(&w, command);
-    qc_json_write_key(&w, "read_gbps");
-    qc_json_write_double(&w, bench_quantile(roofs, runs, 0.5));
+    qc_json_begin_object(&w, NULL);
+    qc_json_put_text(&w, "bench", "cpu_matmul");
+    qc_json_put_text(&w, "command", command);
+    qc_json_put_double(&w, "read_gbps", bench_quantile(roofs, runs, 0.5));
     write_rows(&w, rows, runs);
-    qc_json_write_end_object(&w);
+    qc_json_end(&w);
     return bench_json_save(&w, &out, path, err);
 }
 

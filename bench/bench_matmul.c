@@ -194,94 +194,83 @@ static int read_words(mb_bench *b, int argc, char **argv)
 
 /* ---- JSON ---- */
 
-/* Begins an object on one line if it is known; else it writes null and returns 0. */
-static int begin_row_if(qc_json_writer *w, const char *key, int known)
-{
-    qc_json_write_key(w, key);
-    if (known)
-        qc_json_member_begin_row(w);
-    else
-        qc_json_write_null(w);
-    return known;
-}
-
 static void put_spread(qc_json_writer *w, const char *key, qc_spread s)
 {
-    if (!begin_row_if(w, key, s.samples > 0))
+    if (!qc_json_begin_row_if(w, key, s.samples > 0))
         return;
-    qc_json_member_double(w, "median", s.median);
-    qc_json_member_double(w, "p10", s.p10);
-    qc_json_member_double(w, "p90", s.p90);
-    qc_json_member_u64(w, "samples", s.samples);
-    qc_json_write_end_object(w);
+    qc_json_put_double(w, "median", s.median);
+    qc_json_put_double(w, "p10", s.p10);
+    qc_json_put_double(w, "p90", s.p90);
+    qc_json_put_u64(w, "samples", s.samples);
+    qc_json_end(w);
 }
 
 static void put_rotation(qc_json_writer *w, const char *key, const mb_rotation *t)
 {
-    if (!begin_row_if(w, key, t->copies > 0))
+    if (!qc_json_begin_row_if(w, key, t->copies > 0))
         return;
-    qc_json_member_u64(w, "copies", t->copies);
-    qc_json_member_u64(w, "bytes", t->bytes);
-    qc_json_member_u64(w, "launches", t->launches);
-    qc_json_write_end_object(w);
+    qc_json_put_u64(w, "copies", t->copies);
+    qc_json_put_u64(w, "bytes", t->bytes);
+    qc_json_put_u64(w, "launches", t->launches);
+    qc_json_end(w);
 }
 
 static void put_device(qc_json_writer *w, const mb_bench *b)
 {
     const qc_cuda_device *d = &b->t.device;
-    qc_json_member_begin_object(w, "device");
-    qc_json_member_string(w, "name", d->name);
-    qc_json_member_u64(w, "sm", d->sm);
-    qc_json_member_u64(w, "multiprocessors", d->multiprocessors);
-    qc_json_member_u64(w, "memory_bytes", d->memory_bytes);
-    qc_json_member_u64(w, "l2_bytes", d->l2_bytes);
-    qc_json_member_u64(w, "driver_version", (uint64_t)d->driver_version);
-    qc_json_member_u64(w, "runtime_version", (uint64_t)d->runtime_version);
-    qc_json_member_string(w, "kernels", qc_cuda_build());
-    qc_json_member_string(w, "no_gemm", b->no_gemm);
-    qc_json_write_end_object(w);
+    qc_json_begin_object(w, "device");
+    qc_json_put_text(w, "name", d->name);
+    qc_json_put_u64(w, "sm", d->sm);
+    qc_json_put_u64(w, "multiprocessors", d->multiprocessors);
+    qc_json_put_u64(w, "memory_bytes", d->memory_bytes);
+    qc_json_put_u64(w, "l2_bytes", d->l2_bytes);
+    qc_json_put_u64(w, "driver_version", (uint64_t)d->driver_version);
+    qc_json_put_u64(w, "runtime_version", (uint64_t)d->runtime_version);
+    qc_json_put_text(w, "kernels", qc_cuda_build());
+    qc_json_put_text(w, "no_gemm", b->no_gemm);
+    qc_json_end(w);
 }
 
 static void put_roof(qc_json_writer *w, const qc_gpu_roof *r)
 {
-    qc_json_member_begin_object(w, "roof");
-    qc_json_member_u64(w, "copy_bytes", r->copy_bytes);
+    qc_json_begin_object(w, "roof");
+    qc_json_put_u64(w, "copy_bytes", r->copy_bytes);
     put_spread(w, "copy_gbps", r->copy_gbps);
     put_spread(w, "kernel_copy_gbps", r->kernel_copy_gbps);
     put_spread(w, "read_gbps", r->read_gbps);
-    qc_json_member_double(w, "memory_gbps", qc_roof_memory_gbps(r));
-    qc_json_member_u64(w, "gemm_size", r->gemm_size);
+    qc_json_put_double(w, "memory_gbps", qc_roof_memory_gbps(r));
+    qc_json_put_u64(w, "gemm_size", r->gemm_size);
     put_spread(w, "gemm_tflops", r->gemm_tflops);
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }
 
 static void put_quantizer(qc_json_writer *w, const mb_quantizer *k, const qc_gpu_roof *roof)
 {
     const double copy = qc_roof_copy_gbps(roof), memory = qc_roof_memory_gbps(roof);
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "name", k->name);
-    qc_json_member_u64(w, "rows", k->rows);
-    qc_json_member_u64(w, "cols", k->cols);
-    qc_json_member_u64(w, "bytes", k->bytes);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_text(w, "name", k->name);
+    qc_json_put_u64(w, "rows", k->rows);
+    qc_json_put_u64(w, "cols", k->cols);
+    qc_json_put_u64(w, "bytes", k->bytes);
     put_spread(w, "gbps", k->gbps);
-    qc_json_member_double(w, "of_copy", copy > 0 ? k->gbps.median / copy : 0);
-    qc_json_member_double(w, "of_roof", memory > 0 ? k->gbps.median / memory : 0);
-    qc_json_write_end_object(w);
+    qc_json_put_double(w, "of_copy", copy > 0 ? k->gbps.median / copy : 0);
+    qc_json_put_double(w, "of_roof", memory > 0 ? k->gbps.median / memory : 0);
+    qc_json_end(w);
 }
 
 /* A shape, as readers of results of several programs know it. */
 static void put_shape(qc_json_writer *w, const mb_shape *s)
 {
-    qc_json_member_string(w, "model", s ? "given" : NULL);
-    qc_json_member_string(w, "layer", s ? s->layer : NULL);
-    qc_json_member_u64_if(w, "n", s != NULL, s ? s->n : 0);
-    qc_json_member_u64_if(w, "k", s != NULL, s ? s->k : 0);
+    qc_json_put_text(w, "model", s ? "given" : NULL);
+    qc_json_put_text(w, "layer", s ? s->layer : NULL);
+    qc_json_put_u64_if(w, "n", s != NULL, s ? s->n : 0);
+    qc_json_put_u64_if(w, "k", s != NULL, s ? s->k : 0);
 }
 
 static void put_product(qc_json_writer *w, const mb_product *p)
 {
-    qc_json_member_string(w, "path", p->path);
-    qc_json_member_double(w, "error", p->error);
+    qc_json_put_text(w, "path", p->path);
+    qc_json_put_double(w, "error", p->error);
     put_spread(w, "us", p->us);
     put_spread(w, "ratio", p->ratio);
     put_rotation(w, "rotation", &p->turn);
@@ -294,86 +283,85 @@ static void put_row(qc_json_writer *w, const mb_bench *b, const mb_row *row)
         qc_product_bytes(mb_weight_bytes(row->scheme, s->n, s->k), row->m, s->n, s->k);
     const double flops = qc_product_flops(row->m, s->n, s->k), us = row->file.us.median;
     const double floor_us = qc_roof_floor_us(&b->roof, bytes, flops);
-    qc_json_write_begin_object(w);
+    qc_json_begin_object(w, NULL);
     put_shape(w, s);
     if (s->part_count)
-        qc_json_member_u64s(w, "parts", s->parts, s->part_count);
-    qc_json_member_u64(w, "count", 0);
-    qc_json_member_u64(w, "m", row->m);
-    qc_json_member_string(w, "scheme", row->scheme->name);
-    qc_json_member_bool(w, "repacked", row->repacked);
+        qc_json_put_u64s(w, "parts", s->parts, s->part_count);
+    qc_json_put_u64(w, "count", 0);
+    qc_json_put_u64(w, "m", row->m);
+    qc_json_put_text(w, "scheme", row->scheme->name);
+    qc_json_put_bool(w, "repacked", row->repacked);
     put_product(w, &row->file);
     put_spread(w, "dense_us", row->dense);
     put_rotation(w, "dense_rotation", &row->dense_turn);
-    qc_json_member_u64(w, "bytes", bytes);
-    qc_json_member_double(w, "gbps", us > 0 ? (double)bytes / us / 1e3 : 0);
-    qc_json_member_double(w, "tflops", us > 0 ? flops / us / 1e6 : 0);
-    qc_json_member_double(w, "floor_us", floor_us);
-    qc_json_member_double(w, "of_roof", us > 0 ? floor_us / us : 0);
-    if (b->packed && qc_json_member_begin_object_if(w, "packed", row->packed.us.samples > 0)) {
+    qc_json_put_u64(w, "bytes", bytes);
+    qc_json_put_double(w, "gbps", us > 0 ? (double)bytes / us / 1e3 : 0);
+    qc_json_put_double(w, "tflops", us > 0 ? flops / us / 1e6 : 0);
+    qc_json_put_double(w, "floor_us", floor_us);
+    qc_json_put_double(w, "of_roof", us > 0 ? floor_us / us : 0);
+    if (b->packed && qc_json_begin_object_if(w, "packed", row->packed.us.samples > 0)) {
         put_product(w, &row->packed);
-        qc_json_write_end_object(w);
+        qc_json_end(w);
     }
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }
 
 static void put_packing(qc_json_writer *w, const mb_packing *p)
 {
-    qc_json_write_begin_object(w);
+    qc_json_begin_object(w, NULL);
     put_shape(w, p->shape);
-    qc_json_member_string(w, "scheme", p->scheme->name);
-    qc_json_member_u64(w, "file_bytes", p->file_bytes);
-    qc_json_member_u64(w, "packed_bytes", p->packed_bytes);
+    qc_json_put_text(w, "scheme", p->scheme->name);
+    qc_json_put_u64(w, "file_bytes", p->file_bytes);
+    qc_json_put_u64(w, "packed_bytes", p->packed_bytes);
     put_spread(w, "us", p->us);
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }
 
 static void put_failure(qc_json_writer *w, const mb_failure *f)
 {
-    qc_json_write_begin_object(w);
+    qc_json_begin_object(w, NULL);
     put_shape(w, f->shape);
-    qc_json_member_u64_if(w, "m", f->shape != NULL, f->m);
-    qc_json_member_string(w, "scheme", f->scheme ? f->scheme->name : NULL);
-    qc_json_member_string(w, "path", f->path);
-    qc_json_member_string(w, "what", f->what);
-    qc_json_write_end_object(w);
+    qc_json_put_u64_if(w, "m", f->shape != NULL, f->m);
+    qc_json_put_text(w, "scheme", f->scheme ? f->scheme->name : NULL);
+    qc_json_put_text(w, "path", f->path);
+    qc_json_put_text(w, "what", f->what);
+    qc_json_end(w);
 }
 
 static qc_status put_all(const mb_bench *b, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_string(&w, "command", "bench");
-    qc_json_member_string(&w, "program", "qconv " QCONV_VERSION);
-    qc_json_member_string(&w, "dtype", b->dtype == QC_DTYPE_BF16 ? "bf16" : "fp16");
-    qc_json_member_string(&w, "forced_path", b->path_text);
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_text(&w, "command", "bench");
+    qc_json_put_text(&w, "program", "qconv " QCONV_VERSION);
+    qc_json_put_text(&w, "dtype", b->dtype == QC_DTYPE_BF16 ? "bf16" : "fp16");
+    qc_json_put_text(&w, "forced_path", b->path_text);
     put_device(&w, b);
     put_roof(&w, &b->roof);
-    qc_json_member_begin_array(&w, "kernels");
+    qc_json_begin_list(&w, "kernels");
     for (uint32_t i = 0; i < b->quantizer_count; i++)
         put_quantizer(&w, &b->quantizers[i], &b->roof);
-    qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w, "rows");
+    qc_json_end(&w);
+    qc_json_begin_list(&w, "rows");
     for (uint32_t i = 0; i < b->row_count; i++)
         put_row(&w, b, &b->rows[i]);
-    qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w,
-                               "layers"); /* of models; bench_kernels_bitsandbytes.py has some */
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
+    qc_json_begin_list(&w, "layers"); /* of models; bench_kernels_bitsandbytes.py has some */
+    qc_json_end(&w);
     if (b->packed)
-        qc_json_member_begin_array(&w, "packing");
+        qc_json_begin_list(&w, "packing");
     for (uint32_t i = 0; i < b->packing_count; i++)
         put_packing(&w, &b->packings[i]);
     if (b->packed)
-        qc_json_write_end_array(&w);
-    qc_json_member_u64(&w, "left_out", b->left_out);
-    qc_json_member_begin_array(&w, "failed");
+        qc_json_end(&w);
+    qc_json_put_u64(&w, "left_out", b->left_out);
+    qc_json_begin_list(&w, "failed");
     for (uint32_t i = 0; i < b->failed_count; i++)
         put_failure(&w, &b->failed[i]);
-    qc_json_write_end_array(&w);
-    qc_json_member_bool(&w, "complete", b->complete);
-    qc_json_member_double(&w, "seconds", b->seconds - mb_seconds_left(b));
-    return qc_json_write_end_text(&w);
+    qc_json_end(&w);
+    qc_json_put_bool(&w, "complete", b->complete);
+    qc_json_put_double(&w, "seconds", b->seconds - mb_seconds_left(b));
+    return qc_json_end_text(&w);
 }
 
 /* ---- on the way ---- */

@@ -297,44 +297,30 @@ static qc_status write_json(const char *path, int runs, size_t mib, qc_error *er
         (void)fclose(f);
     qc_strbuf_init(&out, 1u << 20);
     qc_json_write_init(&w, &out, err);
-    qc_json_write_begin_object(&w);
-    qc_json_write_key(&w, "bench");
-    qc_json_write_string(&w, "quant");
-    qc_json_write_key(&w, "cpu");
-    qc_json_write_string(&w, cpu);
-    qc_json_write_key(&w, "compiler");
-    qc_json_write_string(&w, __VERSION__);
-    qc_json_write_key(&w, "command");
+    qc_json_begin_object(&w, NULL);
+    qc_json_put_text(&w, "bench", "quant");
+    qc_json_put_text(&w, "cpu", cpu);
+    qc_json_put_text(&w, "compiler", __VERSION__);
     (void)snprintf(line, sizeof line, "build/bench_quant --mib %zu --runs %d --json FILE", mib,
                    runs);
-    qc_json_write_string(&w, line);
-    qc_json_write_key(&w, "rows");
-    qc_json_write_begin_array(&w);
+    qc_json_put_text(&w, "command", line);
+    qc_json_begin_list(&w, "rows");
     for (int i = 0; i < row_count; i++) {
         const row *r = &rows[i];
-        qc_json_write_compact_next(&w);
-        qc_json_write_begin_object(&w);
-        qc_json_write_key(&w, "name");
-        qc_json_write_string(&w, r->name);
-        qc_json_write_key(&w, "isa");
-        qc_json_write_string(&w, r->isa);
-        qc_json_write_key(&w, "dtype");
-        qc_json_write_string(&w, r->dtype);
-        qc_json_write_key(&w, "gbps");
-        qc_json_write_begin_object(&w);
-        qc_json_write_key(&w, "median");
-        qc_json_write_double(&w, bench_quantile(r->gbps, runs, 0.5));
-        qc_json_write_key(&w, "p10");
-        qc_json_write_double(&w, bench_quantile(r->gbps, runs, 0.1));
-        qc_json_write_key(&w, "p90");
-        qc_json_write_double(&w, bench_quantile(r->gbps, runs, 0.9));
-        qc_json_write_end_object(&w);
-        qc_json_write_key(&w, "roof_ratio");
-        qc_json_write_double(&w, bench_quantile(r->ratio, runs, 0.5));
-        qc_json_write_end_object(&w);
+        qc_json_begin_row(&w, NULL);
+        qc_json_put_text(&w, "name", r->name);
+        qc_json_put_text(&w, "isa", r->isa);
+        qc_json_put_text(&w, "dtype", r->dtype);
+        qc_json_begin_object(&w, "gbps");
+        qc_json_put_double(&w, "median", bench_quantile(r->gbps, runs, 0.5));
+        qc_json_put_double(&w, "p10", bench_quantile(r->gbps, runs, 0.1));
+        qc_json_put_double(&w, "p90", bench_quantile(r->gbps, runs, 0.9));
+        qc_json_end(&w);
+        qc_json_put_double(&w, "roof_ratio", bench_quantile(r->ratio, runs, 0.5));
+        qc_json_end(&w);
     }
-    qc_json_write_end_array(&w);
-    qc_json_write_end_object(&w);
+    qc_json_end(&w);
+    qc_json_end(&w);
     return bench_json_save(&w, &out, path, err);
 }
 

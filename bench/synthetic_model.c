@@ -272,22 +272,18 @@ static qc_status add_index(const qc_synth_model *m, qc_synth_file *f, qc_error *
     f->name = "model.safetensors.index.json";
     qc_strbuf_init(&f->head, TEXT_LIMIT);
     qc_json_write_init(&w, &f->head, err);
-    qc_json_write_begin_object(&w);
-    qc_json_write_key(&w, "metadata");
-    qc_json_write_begin_object(&w);
-    qc_json_write_key(&w, "total_size");
-    qc_json_write_u64(&w, m->tensor_bytes);
-    qc_json_write_end_object(&w);
-    qc_json_write_key(&w, "weight_map");
-    qc_json_write_begin_object(&w);
+    qc_json_begin_object(&w, NULL);
+    qc_json_begin_object(&w, "metadata");
+    qc_json_put_u64(&w, "total_size", m->tensor_bytes);
+    qc_json_end(&w);
+    qc_json_begin_object(&w, "weight_map");
     for (size_t s = 0; s < m->shard_count; s++) {
         for (size_t i = 0; i < m->files[s].tensor_count; i++) {
-            qc_json_write_key(&w, m->files[s].tensors[i].name);
-            qc_json_write_string(&w, m->files[s].name);
+            qc_json_put_text(&w, m->files[s].tensors[i].name, m->files[s].name);
         }
     }
-    qc_json_write_end_object(&w);
-    qc_json_write_end_object(&w);
+    qc_json_end(&w);
+    qc_json_end(&w);
     QC_TRY(qc_json_write_finish(&w));
     f->bytes = f->head.len;
     return QC_OK;

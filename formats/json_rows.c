@@ -12,78 +12,92 @@ static int is_there(const qc_json_row *r, unsigned when)
 
 /* ---- Writing -------------------------------------------------------------------------------- */
 
-void qc_json_write_exact(qc_json_writer *w, uint64_t v)
+void qc_json_put_exact(qc_json_writer *w, const char *key, uint64_t v)
 {
     if (v > EXACT_MAX && w->st == QC_OK)
         w->st =
             QC_ERROR(w->err, QC_ERR_RANGE, "%" PRIu64 " is more than JSON numbers hold exactly", v);
-    qc_json_write_u64(w, v);
+    qc_json_put_u64(w, key, v);
 }
 
-static void write_value(qc_json_writer *w, qc_json_row_kind kind, const void *from)
+static void put_value(qc_json_writer *w, const qc_json_row *r, const void *from)
 {
     char hex[QC_DIGEST_HEX_BYTES];
     const char *const *text = from;
-    switch (kind) {
+    const uint64_t *number = from;
+    switch (r->kind) {
     case QC_ROW_TEXT:
     case QC_ROW_MAYBE:
     case QC_ROW_WORD:
-        qc_json_write_string(w, *text);
+        qc_json_put_text(w, r->name, *text);
+        break;
+    case QC_ROW_PATH:
+        qc_json_put_path(w, r->name, *text);
         break;
     case QC_ROW_U64:
-        qc_json_write_exact(w, *(const uint64_t *)from);
+        qc_json_put_exact(w, r->name, *number);
+        break;
+    case QC_ROW_KNOWN:
+        qc_json_put_u64_if(w, r->name, *number > 0, *number);
+        break;
+    case QC_ROW_LIMIT:
+        qc_json_put_u64_if(w, r->name, *number < UINT64_MAX, *number);
+        break;
+    case QC_ROW_SIZE:
+        qc_json_put_u64(w, r->name, *(const size_t *)from);
         break;
     case QC_ROW_U32:
-        qc_json_write_u64(w, *(const uint32_t *)from);
+        qc_json_put_u64(w, r->name, *(const uint32_t *)from);
         break;
     case QC_ROW_BOOL:
-        qc_json_write_bool(w, *(const int *)from);
+        qc_json_put_bool(w, r->name, *(const int *)from);
         break;
     case QC_ROW_DOUBLE:
-        qc_json_write_double(w, *(const double *)from);
+        qc_json_put_double(w, r->name, *(const double *)from);
+        break;
+    case QC_ROW_NUMBER:
+        qc_json_put_number(w, r->name, *(const double *)from);
         break;
     case QC_ROW_DIGEST:
         qc_digest_hex(from, hex);
-        qc_json_write_string(w, hex);
+        qc_json_put_text(w, r->name, hex);
         break;
     case QC_ROW_DTYPE:
-        qc_json_write_string(w, qc_dtype_name(*(const qc_dtype *)from));
+        qc_json_put_text(w, r->name, qc_dtype_name(*(const qc_dtype *)from));
         break;
     }
 }
 
-void qc_json_write_rows(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from)
+void qc_json_put_rows(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from)
 {
-    for (const qc_json_row *r = rows; r->name; r++) {
-        if (!is_there(r, when))
-            continue;
-        qc_json_write_key(w, r->name);
-        write_value(w, r->kind, (const unsigned char *)from + r->offset);
-    }
+    for (const qc_json_row *r = rows; r->name; r++)
+        if (is_there(r, when))
+            put_value(w, r, (const unsigned char *)from + r->offset);
 }
 
-void qc_json_write_object(qc_json_writer *w, const char *key, const qc_json_row *rows,
-                          unsigned when, const void *from)
+void qc_json_put_object(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                        const void *from)
 {
-    qc_json_member_begin_object(w, key);
-    qc_json_write_rows(w, rows, when, from);
-    qc_json_write_end_object(w);
+    qc_json_begin_object(w, key);
+    qc_json_put_rows(w, rows, when, from);
+    qc_json_end(w);
 }
 
-void qc_json_write_row(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from)
+void qc_json_put_row(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                     const void *from)
 {
-    qc_json_member_begin_row(w);
-    qc_json_write_rows(w, rows, when, from);
-    qc_json_write_end_object(w);
+    qc_json_begin_row(w, key);
+    qc_json_put_rows(w, rows, when, from);
+    qc_json_end(w);
 }
 
-void qc_json_write_list(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
-                        const void *from, size_t count, size_t bytes_each)
+void qc_json_put_list(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                      const void *from, size_t count, size_t bytes_each)
 {
-    qc_json_member_begin_array(w, key);
+    qc_json_begin_list(w, key);
     for (size_t i = 0; i < count; i++)
-        qc_json_write_row(w, rows, when, (const unsigned char *)from + i * bytes_each);
-    qc_json_write_end_array(w);
+        qc_json_put_row(w, NULL, rows, when, (const unsigned char *)from + i * bytes_each);
+    qc_json_end(w);
 }
 
 /* ---- Reading -------------------------------------------------------------------------------- */
@@ -129,16 +143,6 @@ qc_status qc_json_leave(const qc_json_walk *w, qc_error *err)
     return QC_OK;
 }
 
-static qc_status take_u32(const qc_json_node *n, const char *key, uint32_t *to, qc_error *err)
-{
-    uint64_t v = 0;
-    QC_TRY(qc_json_as_u64(n, key, &v, err));
-    if (v > UINT32_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: there is no number %" PRIu64, key, v);
-    *to = (uint32_t)v;
-    return QC_OK;
-}
-
 /* Takes a value that is a text in JSON. */
 static qc_status take_text(const qc_json_row *r, qc_arena *arena, const qc_json_node *n, void *to,
                            qc_error *err)
@@ -174,11 +178,16 @@ static qc_status take_value(const qc_json_row *r, qc_arena *arena, const qc_json
         *(const char **)to = NULL;
         return QC_OK;
     }
+    uint64_t v = 0;
     switch ((int)r->kind) {
     case QC_ROW_U64:
         return qc_json_as_u64(n, r->name, to, err);
     case QC_ROW_U32:
-        return take_u32(n, r->name, to, err);
+        QC_TRY(qc_json_as_u64(n, r->name, &v, err));
+        if (v > UINT32_MAX)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: there is no number %" PRIu64, r->name, v);
+        *(uint32_t *)to = (uint32_t)v;
+        return QC_OK;
     case QC_ROW_BOOL:
         return qc_json_as_bool(n, r->name, to, err);
     case QC_ROW_DOUBLE:

@@ -22,7 +22,13 @@ typedef enum {
     QC_ROW_BOOL,   /* int */
     QC_ROW_DOUBLE, /* double, finite */
     QC_ROW_DIGEST, /* qc_digest */
-    QC_ROW_DTYPE   /* qc_dtype */
+    QC_ROW_DTYPE,  /* qc_dtype */
+    /* Only for writers: */
+    QC_ROW_PATH,  /* const char *, whatever bytes it has; null for NULL */
+    QC_ROW_SIZE,  /* size_t */
+    QC_ROW_KNOWN, /* uint64_t; null for 0 */
+    QC_ROW_LIMIT, /* uint64_t; null for UINT64_MAX */
+    QC_ROW_NUMBER /* double; null where it is not finite */
 } qc_json_row_kind;
 
 typedef struct {
@@ -42,19 +48,19 @@ typedef struct {
     }
 
 /* Writes the members of the object that is begun, from the struct at `from`. */
-void qc_json_write_rows(qc_json_writer *w, const qc_json_row *rows, unsigned when,
-                        const void *from);
+void qc_json_put_rows(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from);
 /* Writes the member `key`, an object. */
-void qc_json_write_object(qc_json_writer *w, const char *key, const qc_json_row *rows,
-                          unsigned when, const void *from);
-/* Writes a whole object on one line. */
-void qc_json_write_row(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from);
+void qc_json_put_object(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                        const void *from);
+/* The same on one line. */
+void qc_json_put_row(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                     const void *from);
 /* Writes the member `key`: a list of `count` objects, a line each, from structs of bytes_each. */
-void qc_json_write_list(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
-                        const void *from, size_t count, size_t bytes_each);
+void qc_json_put_list(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                      const void *from, size_t count, size_t bytes_each);
 
 /* Writes a number; one that a reader might round is QC_ERR_RANGE. */
-void qc_json_write_exact(qc_json_writer *w, uint64_t v);
+void qc_json_put_exact(qc_json_writer *w, const char *key, uint64_t v);
 
 /* A position among the members of an object or the elements of an array. */
 typedef struct {

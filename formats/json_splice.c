@@ -1,10 +1,10 @@
-/* Edits one top-level member of a JSON text without touching another byte. The text is parsed
- * again, and the tree says where members lie. */
+/* Edits one member of a JSON text without touching another byte. The text is parsed again, and the
+ * tree says where members lie. */
 #include "formats/json_strict.h"
 
 #include <string.h>
 
-void qc_json_put(qc_strbuf *out, const char *s, size_t len)
+void qc_json_quote(qc_strbuf *out, const char *s, size_t len)
 {
     static const char from[] = "\"\\\b\f\n\r\t";
     static const char to[] = "\"\\bfnrt";
@@ -49,7 +49,7 @@ static void append_member(qc_strbuf *out, const char *t, size_t len, const qc_js
     if (!head) {
         qc_strbuf_put(out, t, inside);
         qc_strbuf_puts(out, "\n  ");
-        qc_json_put(out, key, strlen(key));
+        qc_json_quote(out, key, strlen(key));
         qc_strbuf_putf(out, ": %s\n", value_json);
         qc_strbuf_put(out, t + qc_json_place(root).end - 1, len - qc_json_place(root).end + 1);
         return;
@@ -69,7 +69,7 @@ static void append_member(qc_strbuf *out, const char *t, size_t len, const qc_js
         qc_strbuf_put(out, t + inside, first.key - inside);
     else if (before == ' ')
         qc_strbuf_puts(out, " ");
-    qc_json_put(out, key, strlen(key));
+    qc_json_quote(out, key, strlen(key));
     qc_strbuf_put(out, t + colon, first.value - colon);
     qc_strbuf_puts(out, value_json);
     qc_strbuf_put(out, t + end, len - end);
@@ -94,48 +94,38 @@ static void remove_member(qc_strbuf *out, const char *t, size_t len, const qc_js
     qc_strbuf_put(out, t + to, len - to);
 }
 
-static qc_status parse_object(qc_json **doc, const char *text, size_t len, qc_error *err)
+qc_status qc_json_splice(qc_strbuf *text, const char *in, const char *key, const char *value_json,
+                         qc_error *err)
 {
-    QC_TRY(qc_json_parse(doc, text, len, QC_JSON_PYTHON, err));
-    qc_status st = qc_json_expect(qc_json_root(*doc), QC_JSON_OBJECT, "JSON text", err);
-    if (st != QC_OK)
-        qc_json_destroy(*doc);
+    qc_json *doc = NULL;
+    qc_strbuf out;
+    QC_TRY(qc_json_parse(&doc, text->data, text->len, QC_JSON_PYTHON, err));
+    qc_strbuf_init(&out, text->max);
+    const qc_json_node *object = qc_json_root(doc);
+    qc_status st = qc_json_expect(object, QC_JSON_OBJECT, "JSON text", err);
+    if (st == QC_OK && in) {
+        object = qc_json_get(object, in);
+        st = qc_json_expect(object, QC_JSON_OBJECT, in, err);
+    }
+    if (st == QC_OK) {
+        const qc_json_node *n = qc_json_get(object, key);
+        if (n && value_json) {
+            const qc_json_range place = qc_json_place(n);
+            qc_strbuf_put(&out, text->data, place.value);
+            qc_strbuf_puts(&out, value_json);
+            qc_strbuf_put(&out, text->data + place.end, text->len - place.end);
+        } else if (n) {
+            remove_member(&out, text->data, text->len, object, n);
+        } else if (value_json) {
+            append_member(&out, text->data, text->len, object, key, value_json);
+        } else {
+            qc_strbuf_put(&out, text->data, text->len);
+        }
+        st = qc_strbuf_status(&out, err);
+    }
+    qc_json_destroy(doc);
+    qc_strbuf_deinit(st == QC_OK ? text : &out);
+    if (st == QC_OK)
+        *text = out;
     return st;
-}
-
-qc_status qc_json_member_text(const char *text, size_t len, const char *key, const char **value,
-                              size_t *value_len, qc_error *err)
-{
-    qc_json *doc = NULL;
-    *value = NULL;
-    *value_len = 0;
-    QC_TRY(parse_object(&doc, text, len, err));
-    const qc_json_node *n = qc_json_get(qc_json_root(doc), key);
-    if (n) {
-        *value = text + qc_json_place(n).value;
-        *value_len = qc_json_place(n).end - qc_json_place(n).value;
-    }
-    qc_json_destroy(doc);
-    return QC_OK;
-}
-
-qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
-                         const char *value_json, qc_error *err)
-{
-    qc_json *doc = NULL;
-    QC_TRY(parse_object(&doc, text, len, err));
-    const qc_json_node *root = qc_json_root(doc), *n = qc_json_get(root, key);
-    if (n && value_json) {
-        qc_strbuf_put(out, text, qc_json_place(n).value);
-        qc_strbuf_puts(out, value_json);
-        qc_strbuf_put(out, text + qc_json_place(n).end, len - qc_json_place(n).end);
-    } else if (n) {
-        remove_member(out, text, len, root, n);
-    } else if (value_json) {
-        append_member(out, text, len, root, key, value_json);
-    } else {
-        qc_strbuf_put(out, text, len);
-    }
-    qc_json_destroy(doc);
-    return qc_strbuf_status(out, err);
 }

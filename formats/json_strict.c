@@ -95,62 +95,18 @@ static void skip_space(scanner *s)
         s->p++;
 }
 
-/* Scans one UTF-8 sequence of two to four bytes at s->p: no overlong form, no surrogate, nothing
- * beyond U+10FFFF (RFC 3629). */
-static qc_status scan_utf8(scanner *s)
-{
-    const unsigned char *u = (const unsigned char *)s->p;
-    size_t left = (size_t)(s->end - s->p);
-    size_t more = 0;
-    unsigned lo = 0x80;
-    unsigned hi = 0xbf;
-    if (u[0] >= 0xc2 && u[0] <= 0xdf) {
-        more = 1;
-    } else if (u[0] >= 0xe0 && u[0] <= 0xef) {
-        more = 2;
-        if (u[0] == 0xe0)
-            lo = 0xa0;
-        else if (u[0] == 0xed)
-            hi = 0x9f;
-    } else if (u[0] >= 0xf0 && u[0] <= 0xf4) {
-        more = 3;
-        if (u[0] == 0xf0)
-            lo = 0x90;
-        else if (u[0] == 0xf4)
-            hi = 0x8f;
-    }
-    if (more == 0 || left <= more || u[1] < lo || u[1] > hi)
-        return fail_at(s, s->p, "the text is not valid UTF-8");
-    for (size_t i = 2; i <= more; i++) {
-        if (u[i] < 0x80 || u[i] > 0xbf)
-            return fail_at(s, s->p, "the text is not valid UTF-8");
-    }
-    s->p += more + 1;
-    return QC_OK;
-}
-
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F')
-        return c - 'A' + 10;
-    return -1;
-}
-
 /* Returns the value of the four hex digits at p, or UINT32_MAX where they are none. */
 static uint32_t hex4(const char *p, const char *end)
 {
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     uint32_t v = 0;
     if (end - p < 4)
         return UINT32_MAX;
     for (int i = 0; i < 4; i++) {
-        int d = hex_digit(p[i]);
-        if (d < 0)
+        const char *hit = memchr(digits, p[i], sizeof digits - 1);
+        if (!hit)
             return UINT32_MAX;
-        v = v << 4 | (uint32_t)d;
+        v = v << 4 | (uint32_t)((hit - digits) & 15);
     }
     return v;
 }
@@ -206,7 +162,14 @@ static qc_status scan_string_token(scanner *s, scan_string *out)
         } else if ((unsigned char)*s->p < 0x20) {
             return fail_found(s, s->p, "no control character may stand in a string");
         } else {
-            QC_TRY(scan_utf8(s));
+            char bytes[5] = {0}; /* the longest character of UTF-8 and an end */
+            uint32_t c = 0;
+            size_t left = (size_t)(s->end - s->p);
+            memcpy(bytes, s->p, left < sizeof bytes - 1 ? left : sizeof bytes - 1);
+            size_t n = qc_text_char(bytes, &c);
+            if (n == 0)
+                return fail_at(s, s->p, "the text is not valid UTF-8");
+            s->p += n;
         }
     }
     out->len = (size_t)(s->p - out->p);
@@ -379,15 +342,6 @@ static qc_status scan_number(scanner *s, qc_json_node *n)
     return keep_number(s, start, integer, n);
 }
 
-static int take_word(scanner *s, const char *word)
-{
-    size_t n = strlen(word);
-    if ((size_t)(s->end - s->p) < n || memcmp(s->p, word, n) != 0)
-        return 0;
-    s->p += n;
-    return 1;
-}
-
 /* Takes null, true, false and, for Python, the numbers that JSON does not have. */
 static int take_constant(scanner *s, qc_json_node *n)
 {
@@ -405,27 +359,17 @@ static int take_constant(scanner *s, qc_json_node *n)
         {"-Infinity", -HUGE_VAL, 1, QC_JSON_NUMBER, 0},
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
+        const size_t len = strlen(constants[i].word);
         if ((constants[i].python && !(s->flags & QC_JSON_PYTHON)) ||
-            !take_word(s, constants[i].word))
+            (size_t)(s->end - s->p) < len || memcmp(s->p, constants[i].word, len) != 0)
             continue;
+        s->p += len;
         n->kind = constants[i].kind;
         n->flag = constants[i].flag;
         n->is.number = constants[i].number;
         return 1;
     }
     return 0;
-}
-
-/* Nodes come from the arena by the dozen, because it aligns what it gives to 16 bytes. */
-static qc_status take_node(scanner *s, qc_json_node **out)
-{
-    if (s->spare_count == 0) {
-        QC_TRY(qc_arena_alloc(s->arena, &s->spare, NODES_AT_ONCE, sizeof *s->spare, s->err));
-        s->spare_count = NODES_AT_ONCE;
-    }
-    *out = s->spare++;
-    s->spare_count--;
-    return QC_OK;
 }
 
 static qc_status scan_value(scanner *s, qc_json_node *n);
@@ -446,7 +390,12 @@ static qc_status scan_children(scanner *s, qc_json_node *n, int is_object)
         skip_space(s);
         if (count == 0 && s->p < s->end && *s->p == close)
             break;
-        QC_TRY(take_node(s, &child));
+        if (s->spare_count == 0) { /* by the dozen, because the arena aligns them to 16 bytes */
+            QC_TRY(qc_arena_alloc(s->arena, &s->spare, NODES_AT_ONCE, sizeof *s->spare, s->err));
+            s->spare_count = NODES_AT_ONCE;
+        }
+        child = s->spare++;
+        s->spare_count--;
         if (is_object) {
             if (s->p >= s->end || *s->p != '"')
                 return fail_found(s, s->p, "expected a key in quotes");
@@ -498,16 +447,6 @@ static qc_status scan_value(scanner *s, qc_json_node *n)
     return QC_OK;
 }
 
-static qc_status scan_document(scanner *s, qc_json_node *root)
-{
-    if (s->end - s->p >= 3 && memcmp(s->p, "\xef\xbb\xbf", 3) == 0)
-        return fail_at(s, s->p, "a byte order mark is not accepted");
-    QC_TRY(scan_value(s, root));
-    if (s->p != s->end)
-        return fail_found(s, s->p, "expected the end of the text");
-    return QC_OK;
-}
-
 qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned flags, qc_error *err)
 {
     *out = NULL;
@@ -525,8 +464,12 @@ qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned fl
                  .arena = &doc->arena,
                  .err = err};
     qc_status st = qc_arena_alloc(&doc->arena, &doc->root, 1, sizeof *doc->root, err);
+    if (st == QC_OK && len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+        st = fail_at(&s, text, "a byte order mark is not accepted");
     if (st == QC_OK)
-        st = scan_document(&s, doc->root);
+        st = scan_value(&s, doc->root);
+    if (st == QC_OK && s.p != s.end)
+        st = fail_found(&s, s.p, "expected the end of the text");
     if (st == QC_OK)
         *out = doc;
     else

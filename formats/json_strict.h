@@ -78,22 +78,17 @@ QC_NODISCARD qc_status qc_json_expect(const qc_json_node *n, qc_json_kind kind, 
 const char *qc_json_string_or(const qc_json_node *n, const char *dflt);
 int qc_json_bool_or(const qc_json_node *n, int dflt);
 
-/* Copies the text of a JSON object to out with the top-level member `key` set to value_json, which
- * is copied verbatim. The member is replaced in place if present and otherwise added last; with
- * value_json NULL it is removed. Everything else stays byte for byte, so numbers keep their
- * spelling. An added member is indented like the first one. text must have passed qc_json_parse
- * (with or without QC_JSON_PYTHON). */
-QC_NODISCARD qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
+/* Sets the member `key` of the JSON object in `text` (of that object's member `in`, unless that is
+ * NULL) to value_json, which is taken verbatim. The member is replaced in place if present and
+ * otherwise added last; with value_json NULL it is removed. Everything else stays byte for byte, so
+ * numbers keep their spelling. An added member is indented like the first one. text must be what
+ * qc_json_parse takes (with QC_JSON_PYTHON), and stays as it was after an error. */
+QC_NODISCARD qc_status qc_json_splice(qc_strbuf *text, const char *in, const char *key,
                                       const char *value_json, qc_error *err);
-
-/* Finds the text of a top-level member of a JSON object, within `text`. It is NULL where there is
- * none. */
-QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const char *key,
-                                           const char **value, size_t *value_len, qc_error *err);
 
 /* Appends the len bytes at s as a JSON string, escaped as serde_json does it: \" \\ \b \f \n \r \t,
  * other control characters as \u00xx in lower case, everything else unchanged. */
-void qc_json_put(qc_strbuf *out, const char *s, size_t len);
+void qc_json_quote(qc_strbuf *out, const char *s, size_t len);
 /* Returns how many bytes it appends. */
 size_t qc_json_quoted_bytes(const char *s, size_t len);
 

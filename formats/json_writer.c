@@ -25,11 +25,6 @@ static void put(qc_json_writer *w, const void *bytes, size_t len)
         w->st = qc_strbuf_add(w->out, bytes, len, w->err);
 }
 
-static void puts_text(qc_json_writer *w, const char *s)
-{
-    put(w, s, strlen(s));
-}
-
 static int is_compact(const qc_json_writer *w)
 {
     return w->compact_from != 0 && w->depth >= w->compact_from;
@@ -39,78 +34,11 @@ static void new_line(qc_json_writer *w)
 {
     static const char spaces[] = "                                ";
     put(w, "\n", 1);
-    for (size_t left = (size_t)w->depth * INDENT; left > 0;) {
+    for (size_t left = (size_t)(w->depth + w->indent) * INDENT; left > 0;) {
         size_t n = left < sizeof spaces - 1 ? left : sizeof spaces - 1;
         put(w, spaces, n);
         left -= n;
     }
-}
-
-/* Writes what separates the next element from the one before. */
-static void before_element(qc_json_writer *w)
-{
-    if (w->depth == 0)
-        return;
-    if (!w->first)
-        put(w, is_compact(w) ? ", " : ",", is_compact(w) ? 2 : 1);
-    if (!is_compact(w))
-        new_line(w);
-    w->first = 0;
-}
-
-static void before_value(qc_json_writer *w)
-{
-    if (w->after_key)
-        w->after_key = 0;
-    else
-        before_element(w);
-}
-
-static void begin(qc_json_writer *w, const char *bracket)
-{
-    before_value(w);
-    puts_text(w, bracket);
-    w->depth++;
-    w->first = 1;
-}
-
-static void end(qc_json_writer *w, const char *bracket)
-{
-    assert(w->depth > 0 && !w->after_key);
-    int compact = is_compact(w);
-    if (w->depth == w->compact_from)
-        w->compact_from = 0;
-    w->depth--;
-    if (!w->first && !compact)
-        new_line(w);
-    puts_text(w, bracket);
-    w->first = 0;
-}
-
-void qc_json_write_begin_object(qc_json_writer *w)
-{
-    begin(w, "{");
-}
-
-void qc_json_write_end_object(qc_json_writer *w)
-{
-    end(w, "}");
-}
-
-void qc_json_write_begin_array(qc_json_writer *w)
-{
-    begin(w, "[");
-}
-
-void qc_json_write_end_array(qc_json_writer *w)
-{
-    end(w, "]");
-}
-
-void qc_json_write_compact_next(qc_json_writer *w)
-{
-    if (w->compact_from == 0)
-        w->compact_from = (uint64_t)w->depth + 1;
 }
 
 /* Escapes as Python does with ensure_ascii=False, and also what a terminal would act on. */
@@ -157,44 +85,139 @@ static void put_string(qc_json_writer *w, const char *s, int replace)
     put(w, "\"", 1);
 }
 
-void qc_json_write_key(qc_json_writer *w, const char *key)
+/* Writes what separates the next value from the one before, and its key. */
+static void before_value(qc_json_writer *w, const char *key)
 {
-    assert(w->depth > 0 && !w->after_key);
-    before_element(w);
-    put_string(w, key, 0);
-    put(w, ": ", 2);
-    w->after_key = 1;
+    assert(!key || (w->depth > 0 && w->closes[w->depth - 1] == '}'));
+    if (w->depth > 0) {
+        if (!w->first)
+            put(w, is_compact(w) ? ", " : ",", is_compact(w) ? 2 : 1);
+        if (!is_compact(w))
+            new_line(w);
+        w->first = 0;
+    }
+    if (key) {
+        put_string(w, key, 0);
+        put(w, ": ", 2);
+    }
 }
 
-void qc_json_write_string(qc_json_writer *w, const char *s)
+static void begin(qc_json_writer *w, const char *key, const char *brackets, int compact)
+{
+    assert(w->depth < QC_JSON_WRITER_DEPTH);
+    before_value(w, key);
+    if (compact && w->compact_from == 0)
+        w->compact_from = w->depth + 1;
+    put(w, brackets, 1);
+    w->closes[w->depth++] = brackets[1];
+    w->first = 1;
+}
+
+void qc_json_begin_object(qc_json_writer *w, const char *key)
+{
+    begin(w, key, "{}", 0);
+}
+
+void qc_json_begin_list(qc_json_writer *w, const char *key)
+{
+    begin(w, key, "[]", 0);
+}
+
+void qc_json_begin_row(qc_json_writer *w, const char *key)
+{
+    begin(w, key, "{}", 1);
+}
+
+void qc_json_begin_line(qc_json_writer *w, const char *key)
+{
+    begin(w, key, "[]", 1);
+}
+
+static int begin_if(qc_json_writer *w, const char *key, int compact, int known)
+{
+    if (known)
+        begin(w, key, "{}", compact);
+    else
+        qc_json_put_null(w, key);
+    return known;
+}
+
+int qc_json_begin_object_if(qc_json_writer *w, const char *key, int known)
+{
+    return begin_if(w, key, 0, known);
+}
+
+int qc_json_begin_row_if(qc_json_writer *w, const char *key, int known)
+{
+    return begin_if(w, key, 1, known);
+}
+
+void qc_json_end(qc_json_writer *w)
+{
+    assert(w->depth > 0);
+    int compact = is_compact(w);
+    if (w->depth == w->compact_from)
+        w->compact_from = 0;
+    w->depth--;
+    if (!w->first && !compact)
+        new_line(w);
+    put(w, &w->closes[w->depth], 1);
+    w->first = 0;
+}
+
+/* Writes a value that is spelled already. */
+static void put_word(qc_json_writer *w, const char *key, const char *word)
+{
+    before_value(w, key);
+    put(w, word, strlen(word));
+}
+
+void qc_json_put_null(qc_json_writer *w, const char *key)
+{
+    put_word(w, key, "null");
+}
+
+void qc_json_put_bool(qc_json_writer *w, const char *key, int v)
+{
+    put_word(w, key, v ? "true" : "false");
+}
+
+static void put_text(qc_json_writer *w, const char *key, const char *s, int replace)
 {
     if (!s) {
-        qc_json_write_null(w);
+        qc_json_put_null(w, key);
         return;
     }
-    before_value(w);
-    put_string(w, s, 0);
+    before_value(w, key);
+    put_string(w, s, replace);
 }
 
-void qc_json_write_path(qc_json_writer *w, const char *s)
+void qc_json_put_text(qc_json_writer *w, const char *key, const char *s)
 {
-    if (!s) {
-        qc_json_write_null(w);
-        return;
-    }
-    before_value(w);
-    put_string(w, s, 1);
+    put_text(w, key, s, 0);
 }
 
-void qc_json_write_u64(qc_json_writer *w, uint64_t v)
+void qc_json_put_path(qc_json_writer *w, const char *key, const char *s)
+{
+    put_text(w, key, s, 1);
+}
+
+void qc_json_put_u64(qc_json_writer *w, const char *key, uint64_t v)
 {
     char text[24];
-    int n = snprintf(text, sizeof text, "%" PRIu64, v);
-    before_value(w);
-    put(w, text, (size_t)n);
+    (void)snprintf(text, sizeof text, "%" PRIu64, v);
+    put_word(w, key, text);
 }
 
-void qc_json_write_double(qc_json_writer *w, double v)
+void qc_json_put_u64_if(qc_json_writer *w, const char *key, int known, uint64_t v)
+{
+    if (known)
+        qc_json_put_u64(w, key, v);
+    else
+        qc_json_put_null(w, key);
+}
+
+void qc_json_put_double(qc_json_writer *w, const char *key, double v)
 {
     char text[QC_PY_REPR_BYTES];
     if (!isfinite(v)) {
@@ -202,49 +225,49 @@ void qc_json_write_double(qc_json_writer *w, double v)
             w->st = QC_ERROR(w->err, QC_ERR_RANGE, "JSON cannot express the number %g", v);
         return;
     }
-    before_value(w);
-    put(w, text, qc_py_repr_double(v, text));
+    (void)qc_py_repr_double(v, text);
+    put_word(w, key, text);
 }
 
-void qc_json_write_number(qc_json_writer *w, double v)
+void qc_json_put_number(qc_json_writer *w, const char *key, double v)
 {
     if (isfinite(v))
-        qc_json_write_double(w, v);
+        qc_json_put_double(w, key, v);
     else
-        qc_json_write_null(w);
+        qc_json_put_null(w, key);
 }
 
-void qc_json_write_bool(qc_json_writer *w, int v)
+void qc_json_put_u64s(qc_json_writer *w, const char *key, const uint64_t *v, unsigned count)
 {
-    qc_json_write_raw(w, v ? "true" : "false");
+    qc_json_begin_line(w, key);
+    for (unsigned i = 0; i < count; i++)
+        qc_json_put_u64(w, NULL, v[i]);
+    qc_json_end(w);
 }
 
-void qc_json_write_null(qc_json_writer *w)
+void qc_json_put_texts(qc_json_writer *w, const char *key, const char *const *v, size_t count)
 {
-    qc_json_write_raw(w, "null");
-}
-
-void qc_json_write_raw(qc_json_writer *w, const char *json)
-{
-    before_value(w);
-    puts_text(w, json);
+    qc_json_begin_list(w, key);
+    for (size_t i = 0; i < count; i++)
+        qc_json_put_text(w, NULL, v[i]);
+    qc_json_end(w);
 }
 
 qc_status qc_json_write_finish(qc_json_writer *w)
 {
-    assert(w->st != QC_OK || (w->depth == 0 && !w->after_key));
+    assert(w->st != QC_OK || w->depth == 0);
     return w->st;
 }
 
-void qc_json_write_begin_text(qc_json_writer *w, qc_strbuf *out, qc_error *err)
+void qc_json_begin_text(qc_json_writer *w, qc_strbuf *out, qc_error *err)
 {
     qc_json_write_init(w, out, err);
-    qc_json_write_begin_object(w);
+    qc_json_begin_object(w, NULL);
 }
 
-qc_status qc_json_write_end_text(qc_json_writer *w)
+qc_status qc_json_end_text(qc_json_writer *w)
 {
-    qc_json_write_end_object(w);
+    qc_json_end(w);
     QC_TRY(qc_json_write_finish(w));
     return qc_strbuf_adds(w->out, "\n", w->err);
 }

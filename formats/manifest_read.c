@@ -189,19 +189,6 @@ static qc_status read_options(qc_manifest *m, qc_json_walk *top, uint64_t versio
     return qc_json_leave(&w, err);
 }
 
-static qc_status read_shape(qc_manifest_tensor *t, qc_json_walk *w, qc_error *err)
-{
-    qc_json_walk dims = {0};
-    QC_TRY(qc_json_take_in(w, "shape", QC_JSON_ARRAY, &dims, err));
-    for (; dims.next; dims.next = qc_json_next(dims.next)) {
-        if (t->ndim == QC_MAX_DIMS)
-            QC_FAIL(err, QC_ERR_INPUT, "shape: expected at most %u dimensions, found more",
-                    (unsigned)QC_MAX_DIMS);
-        QC_TRY(qc_json_as_u64(dims.next, "shape", &t->dims[t->ndim++], err));
-    }
-    return QC_OK;
-}
-
 static qc_status read_tensor_source(qc_manifest_tensor *t, qc_json_walk *w, qc_error *err)
 {
     const qc_json_node *n = NULL;
@@ -217,30 +204,32 @@ static qc_status read_tensor_source(qc_manifest_tensor *t, qc_json_walk *w, qc_e
     return qc_json_leave(&s, err);
 }
 
-static qc_status read_outputs(qc_manifest_tensor *t, qc_json_walk *w, qc_error *err)
-{
-    qc_manifest_outputs *outputs = NULL;
-    qc_json_walk o;
-    QC_TRY(qc_json_take_in(w, "calibrated", QC_JSON_OBJECT, &o, err));
-    QC_TRY(qc_arena_alloc(w->arena, &outputs, 1, sizeof *outputs, err));
-    QC_TRY(qc_json_take_rows(&o, qc_manifest_output_rows, 0, outputs, err));
-    t->outputs = outputs;
-    return qc_json_leave(&o, err);
-}
-
 static qc_status read_tensor(qc_manifest_tensor *t, const qc_manifest *m, qc_json_walk *w,
                              qc_error *err)
 {
+    qc_json_walk dims, o;
     QC_TRY(qc_json_take_rows(w, qc_manifest_tensor_rows, 0, t, err));
-    QC_TRY(read_shape(t, w, err));
+    QC_TRY(qc_json_take_in(w, "shape", QC_JSON_ARRAY, &dims, err));
+    for (; dims.next; dims.next = qc_json_next(dims.next)) {
+        if (t->ndim == QC_MAX_DIMS)
+            QC_FAIL(err, QC_ERR_INPUT, "shape: expected at most %u dimensions, found more",
+                    (unsigned)QC_MAX_DIMS);
+        QC_TRY(qc_json_as_u64(dims.next, "shape", &t->dims[t->ndim++], err));
+    }
     QC_TRY(qc_json_take_rows(w, qc_manifest_place_rows, qc_manifest_when(m), t, err));
     if (t->shard >= m->shard_count)
         QC_FAIL(err, QC_ERR_INPUT, "shard: there is no shard number %u", (unsigned)t->shard);
     t->has_error = qc_json_is_next(w, "rel_mse");
     if (t->has_error)
         QC_TRY(qc_json_take_rows(w, qc_manifest_error_rows, 0, t, err));
-    if (m->calibration && qc_json_is_next(w, "calibrated"))
-        QC_TRY(read_outputs(t, w, err));
+    if (m->calibration && qc_json_is_next(w, "calibrated")) {
+        qc_manifest_outputs *outputs = NULL;
+        QC_TRY(qc_json_take_in(w, "calibrated", QC_JSON_OBJECT, &o, err));
+        QC_TRY(qc_arena_alloc(w->arena, &outputs, 1, sizeof *outputs, err));
+        QC_TRY(qc_json_take_rows(&o, qc_manifest_output_rows, 0, outputs, err));
+        QC_TRY(qc_json_leave(&o, err));
+        t->outputs = outputs;
+    }
     if (qc_json_is_next(w, "source"))
         QC_TRY(read_tensor_source(t, w, err));
     return qc_json_leave(w, err);
@@ -257,15 +246,6 @@ static qc_status read_placement(qc_manifest *m, qc_json_walk *top, qc_error *err
     if (p->device_count == 0)
         QC_FAIL(err, QC_ERR_INPUT, "placement: devices is empty; expected at least one");
     return qc_json_leave(&w, err);
-}
-
-static qc_status read_adapters(qc_manifest *m, qc_json_walk *top, qc_error *err)
-{
-    QC_TRY(qc_json_take_list(top, "adapters", qc_manifest_adapter_rows, 0, &m->adapters,
-                             &m->adapter_count, sizeof *m->adapters, err));
-    if (m->adapter_count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "adapters is empty; expected at least one");
-    return QC_OK;
 }
 
 static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
@@ -288,7 +268,10 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
         (h.version >= QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(&top, "placement")))
         QC_TRY(read_placement(m, &top, err));
     if (h.version == QC_MANIFEST_VERSION_MERGED)
-        QC_TRY(read_adapters(m, &top, err));
+        QC_TRY(qc_json_take_list(&top, "adapters", qc_manifest_adapter_rows, 0, &m->adapters,
+                                 &m->adapter_count, sizeof *m->adapters, err));
+    if (h.version == QC_MANIFEST_VERSION_MERGED && m->adapter_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "adapters is empty; expected at least one");
     QC_TRY(qc_json_take_list(&top, "sources", qc_manifest_source_rows, 0, &m->sources,
                              &m->source_count, sizeof *m->sources, err));
     QC_TRY(qc_json_take_list(&top, "shards", qc_manifest_shard_rows, qc_manifest_when(m),
@@ -302,17 +285,6 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
     QC_TRY(qc_json_take(&top, "tensors", &n, err));
     if (qc_json_kind_of(n) != QC_JSON_ARRAY || qc_json_first(n))
         QC_FAIL(err, QC_ERR_INPUT, "tensors: expected a list");
-    return qc_json_leave(&top, err);
-}
-
-static qc_status read_tail(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
-{
-    const qc_json_node *n = NULL;
-    qc_json_walk top;
-    QC_TRY(qc_json_enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
-    QC_TRY(qc_json_take_list(&top, "files", qc_manifest_file_rows, 0, &m->files, &m->file_count,
-                             sizeof *m->files, err));
-    QC_TRY(qc_json_take(&top, QC_MANIFEST_SEAL_KEY, &n, err));
     return qc_json_leave(&top, err);
 }
 
@@ -360,10 +332,20 @@ static qc_status take_row(void *ctx, const char *text, size_t len, qc_error *err
 static qc_status take_tail(void *ctx, const char *text, size_t len, qc_error *err)
 {
     reader *r = ctx;
+    qc_manifest *m = r->m;
     qc_json *doc = NULL;
+    const qc_json_node *n = NULL;
+    qc_json_walk top;
     r->has_tail = 1;
     QC_TRY(qc_json_parse(&doc, text, len, 0, err));
-    qc_status st = read_tail(r->m, r->arena, qc_json_root(doc), err);
+    qc_status st = qc_json_enter(&top, r->arena, qc_json_root(doc), QC_JSON_OBJECT, "text", err);
+    if (st == QC_OK)
+        st = qc_json_take_list(&top, "files", qc_manifest_file_rows, 0, &m->files, &m->file_count,
+                               sizeof *m->files, err);
+    if (st == QC_OK)
+        st = qc_json_take(&top, QC_MANIFEST_SEAL_KEY, &n, err);
+    if (st == QC_OK)
+        st = qc_json_leave(&top, err);
     qc_json_destroy(doc);
     return st;
 }

@@ -362,16 +362,16 @@ static void build_metadata(qc_strbuf *out, const qc_st_meta *meta, size_t count)
     qc_strbuf_puts(out, "\"" METADATA_KEY "\":{");
     for (size_t i = 0; i < count; i++) {
         qc_strbuf_puts(out, i ? "," : "");
-        qc_json_put(out, meta[i].key, strlen(meta[i].key));
+        qc_json_quote(out, meta[i].key, strlen(meta[i].key));
         qc_strbuf_puts(out, ":");
-        qc_json_put(out, meta[i].value, strlen(meta[i].value));
+        qc_json_quote(out, meta[i].value, strlen(meta[i].value));
     }
     qc_strbuf_puts(out, "}");
 }
 
 static void build_tensor(qc_strbuf *out, const qc_st_tensor *t)
 {
-    qc_json_put(out, t->name, strlen(t->name));
+    qc_json_quote(out, t->name, strlen(t->name));
     qc_strbuf_putf(out, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype));
     for (unsigned d = 0; d < t->ndim; d++)
         qc_strbuf_putf(out, "%s%" PRIu64, d ? "," : "", t->dims[d]);

@@ -170,17 +170,17 @@ static void write_weight(const phase *p, qc_json_writer *w, uint32_t number)
     const qc_plan *plan = p->k->plan;
     uint32_t matrix;
     const uint32_t job = qc_calibrated_job(plan, number, &matrix);
-    qc_json_member_begin_row(w);
-    qc_json_member_string(w, "name", plan->jobs[job].name);
+    qc_json_begin_row(w, NULL);
+    qc_json_put_text(w, "name", plan->jobs[job].name);
     if (number < plan->job_count)
         return;
-    qc_json_member_u64(w, "matrix", matrix);
-    qc_json_member_u64(w, "matrices", qc_calibrated_matrices(plan, job));
+    qc_json_put_u64(w, "matrix", matrix);
+    qc_json_put_u64(w, "matrices", qc_calibrated_matrices(plan, job));
 }
 
 static qc_status send_line(const phase *p, qc_json_writer *w, qc_error *err)
 {
-    qc_json_write_end_object(w);
+    qc_json_end(w);
     qc_status st = qc_json_write_finish(w);
     if (st == QC_OK)
         st = qc_strbuf_adds(w->out, "\n", err);
@@ -191,8 +191,7 @@ static void begin_line(qc_json_writer *w, qc_strbuf *out, qc_error *err)
 {
     qc_strbuf_init(out, (size_t)1 << 30);
     qc_json_write_init(w, out, err);
-    qc_json_write_compact_next(w);
-    qc_json_write_begin_object(w);
+    qc_json_begin_row(w, NULL);
 }
 
 /* May the other side have it solved? */
@@ -212,19 +211,14 @@ static void write_offer(const phase *p, qc_json_writer *w, const qc_moments_name
 {
     const qc_job j = qc_calibrated_weight(p->k->plan, n->number);
     write_weight(p, w, n->number);
-    qc_json_member_string(w, "module", n->module);
-    qc_json_member_u64(w, "rows", j.rows);
-    qc_json_member_u64(w, "cols", j.cols);
-    qc_json_member_bool(w, "turned", j.entry->transpose);
-    qc_json_member_bool(w, "made", is_made(p, n->number));
+    qc_json_put_text(w, "module", n->module);
+    qc_json_put_u64(w, "rows", j.rows);
+    qc_json_put_u64(w, "cols", j.cols);
+    qc_json_put_bool(w, "turned", j.entry->transpose);
+    qc_json_put_bool(w, "made", is_made(p, n->number));
     if (is_made(p, n->number))
-        qc_json_member_bool(w, "searched", qc_calibrated_is_searched(p->k->store, n->number));
-    qc_json_write_end_object(w);
-}
-
-static const char *name_of_phase(const phase *p)
-{
-    return p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run";
+        qc_json_put_bool(w, "searched", qc_calibrated_is_searched(p->k->store, n->number));
+    qc_json_end(w);
 }
 
 /* Tells the other side what there is to do. */
@@ -233,14 +227,14 @@ static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_erro
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
-    qc_json_member_string(&w, "phase", name_of_phase(p));
-    qc_json_member_number(&w, "seconds", ahead->seconds);
-    qc_json_member_u64(&w, "memory", ahead->memory);
-    qc_json_member_begin_array(&w, "weights");
+    qc_json_put_text(&w, "phase", p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run");
+    qc_json_put_number(&w, "seconds", ahead->seconds);
+    qc_json_put_u64(&w, "memory", ahead->memory);
+    qc_json_begin_list(&w, "weights");
     for (uint32_t i = 0; i < p->m.name_count; i++)
         if (is_offered(p, &p->m.names[i]))
             write_offer(p, &w, &p->m.names[i]);
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     qc_status st = send_line(p, &w, err);
     qc_strbuf_deinit(&out);
     return st;
@@ -317,36 +311,24 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
     if (qc_json_kind_of(list) != QC_JSON_ARRAY || !path)
         return bad(p->d, err, "{\"values\": [{\"name\": NAME}, ...], \"to\": PATH}");
     begin_line(&w, &out, err);
-    qc_json_member_begin_array(&w, "values");
+    qc_json_begin_list(&w, "values");
     qc_status st = qc_door_values_open(&v, path, err);
     for (const qc_json_node *n = qc_json_first(list); st == QC_OK && n; n = qc_json_next(n)) {
         uint32_t number = 0;
         st = find_weight(p, n, &number, err);
         write_weight(p, &w, number);
-        qc_json_member_u64(&w, "offset", v.bytes);
-        qc_json_write_end_object(&w);
+        qc_json_put_u64(&w, "offset", v.bytes);
+        qc_json_end(&w);
         if (st == QC_OK)
             st = qc_door_values_put(&v, p->k, number, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     if (st == QC_OK)
         st = send_line(p, &w, err);
     qc_strbuf_deinit(&out);
     return st;
-}
-
-static void write_left(const phase *p, qc_json_writer *w)
-{
-    qc_json_member_begin_array(w, "left");
-    for (uint32_t i = 0; i < p->m.left_count; i++) {
-        const unsigned known = p->m.known[p->m.left[i]];
-        write_weight(p, w, p->m.left[i]);
-        qc_json_member_string(w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
-        qc_json_write_end_object(w);
-    }
-    qc_json_write_end_array(w);
 }
 
 /* Answers with what was solved, and writes its values to path unless that is NULL. */
@@ -356,36 +338,35 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
-    qc_json_member_begin_array(&w, "solved");
+    qc_json_begin_list(&w, "solved");
     qc_status st = path ? qc_door_values_open(&v, path, err) : QC_OK;
     for (uint32_t i = 0; st == QC_OK && p->k->store && i < p->m.count; i++) {
         const uint32_t number = p->m.pairs[i].number;
         const qc_feedback_result r = qc_calibrated_result(p->k->store, number);
         write_weight(p, &w, number);
         if (path)
-            qc_json_member_u64(&w, "offset", v.bytes);
-        qc_json_member_number(&w, "rounded", r.rounded);
-        qc_json_member_number(&w, "calibrated", r.calibrated);
-        qc_json_write_end_object(&w);
+            qc_json_put_u64(&w, "offset", v.bytes);
+        qc_json_put_number(&w, "rounded", r.rounded);
+        qc_json_put_number(&w, "calibrated", r.calibrated);
+        qc_json_end(&w);
         if (path)
             st = qc_door_values_put(&v, p->k, number, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
-    qc_json_write_end_array(&w);
-    write_left(p, &w);
+    qc_json_end(&w);
+    qc_json_begin_list(&w, "left");
+    for (uint32_t i = 0; i < p->m.left_count; i++) {
+        const unsigned known = p->m.known[p->m.left[i]];
+        write_weight(p, &w, p->m.left[i]);
+        qc_json_put_text(&w, "why", known & QC_MOMENTS_FEW ? "few tokens" : "not quantized");
+        qc_json_end(&w);
+    }
+    qc_json_end(&w);
     if (st == QC_OK)
         st = send_line(p, &w, err);
     qc_strbuf_deinit(&out);
     return st;
-}
-
-static int has_outputs(const qc_moments *m)
-{
-    for (uint32_t i = 0; i < qc_hessians_count(m->h); i++)
-        if (qc_hessians_outputs_of(m->h, i).blocks > 0)
-            return 1;
-    return 0;
 }
 
 /* {"solve": PATH, "values": PATH or null, "tokens": N?} */
@@ -396,12 +377,15 @@ static qc_status answer_solve(phase *p, const qc_json_node *request, qc_error *e
     const char *to = qc_json_string_or(values, NULL);
     qc_calibrator *k = p->k;
     qc_calibrate_outlook ahead;
+    int outputs = 0;
     if (!k->store && !k->costs)
         return bad(p->d, err, "no \"solve\" in the phase \"dry-run\"");
     if (!path || (values && !to && qc_json_kind_of(values) != QC_JSON_NULL))
         return bad(p->d, err, "{\"solve\": PATH, \"values\": PATH or null}");
     QC_TRY(qc_moments_open(&p->m, path, 1, err));
-    if (p->d->hello.sided == 1 && has_outputs(&p->m))
+    for (uint32_t i = 0; i < qc_hessians_count(p->m.h); i++)
+        outputs |= qc_hessians_outputs_of(p->m.h, i).blocks > 0;
+    if (p->d->hello.sided == 1 && outputs)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: it has second moments of outputs, but the hello on --hessians %s says that "
                 "\"sided\" is 1",
@@ -444,20 +428,12 @@ static qc_status answer(phase *p, const qc_json_node *request, qc_error *err)
     return bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
 }
 
-static void tell(const phase *p, const qc_calibrate_outlook *ahead)
-{
-    const qc_door_hello *h = &p->d->hello;
-    char inputs[64] = "the second moments to come";
-    if (h->tokens > 0)
-        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
-    qc_calibrate_tell(p->k, ahead, inputs);
-}
-
 static qc_status run(phase *p, qc_error *err)
 {
     qc_calibrator *k = p->k;
     const qc_door_hello *h = &p->d->hello;
     qc_calibrate_outlook ahead;
+    char inputs[64] = "the second moments to come";
     if (k->o->calibrate.sided > 0 && k->o->calibrate.sided != h->sided)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--sided says otherwise than the hello on --hessians %s, where \"sided\" is %u",
@@ -470,7 +446,9 @@ static qc_status run(phase *p, qc_error *err)
     QC_TRY(qc_calibrate_measure(k, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
-    tell(p, &ahead);
+    if (h->tokens > 0)
+        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
+    qc_calibrate_tell(k, &ahead, inputs);
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;

@@ -188,18 +188,9 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
 /* For --dry-run: is everything there that calibrating needs, and what will it take? */
 static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report, qc_error *err)
 {
-    qc_calibrate_report r = {0};
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
-    QC_TRY(qc_calibrate_run(&r, plan, NULL, err));
-    report->calibration_text = r.text;
-    report->calibration_hessians = r.hessians;
-    report->calibration_tokens = r.tokens;
-    report->calibration_damping = r.damping;
-    report->calibration_sided = r.sided;
-    report->calibrated = r.weights;
-    report->not_calibrated = r.left;
-    return QC_OK;
+    return qc_calibrate_run(&report->calibration, plan, NULL, err);
 }
 
 /* The tasks of a Slurm step share the work without an option saying so. */

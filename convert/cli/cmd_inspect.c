@@ -32,42 +32,31 @@ static const char *scheme_text(char out[128], const qc_tensor_facts *tf)
 
 static void put_head(const qc_facts *f, qc_strbuf *out)
 {
-    char path[512];
-    (void)snprintf(path, sizeof path, "%s", f->model->path);
-    qc_console_printable(path);
     const char *kind = f->manifest || f->manifest_trouble ? "qconv output"
                        : f->model->is_dir                 ? "checkpoint"
                                                           : "one file";
-    qc_strbuf_putf(out, "%s: %s", path, kind);
-    if (f->model_type) {
-        char type[128];
-        (void)snprintf(type, sizeof type, "%s", f->model_type);
-        qc_console_printable(type);
-        qc_strbuf_putf(out, ", model type %s%s", type,
+    qc_strbuf_show(out, "%s: %s", f->model->path, kind);
+    if (f->model_type)
+        qc_strbuf_show(out, ", model type %s%s", f->model_type,
                        f->known_type ? "" : " (not known to qconv)");
-    }
     qc_strbuf_puts(out, "\n");
-}
-
-static int has_integers(const qc_facts *f)
-{
-    for (size_t i = 0; i < f->model->tensor_count; i++)
-        if (f->tensors[i].is_integer)
-            return 1;
-    return 0;
 }
 
 static void put_manifest(const qc_facts *f, qc_strbuf *out)
 {
     const qc_manifest *m = f->manifest;
-    char size[QC_SIZE_TEXT_BYTES], text[256];
+    const qc_manifest_calibration *c = m->calibration;
+    char size[QC_SIZE_TEXT_BYTES];
     uint64_t bytes = 0;
+    int integers = 0;
+    for (size_t i = 0; i < f->model->tensor_count; i++)
+        integers |= f->tensors[i].is_integer;
     for (size_t i = 0; i < m->source_count; i++)
         bytes += m->sources[i].bytes;
     qc_strbuf_putf(out, "  made by   qconv %s, --to %s", m->qconv_version, m->to);
     if (m->block_elems)
         qc_strbuf_putf(out, ", block size %" PRIu64 "%s", m->block_elems,
-                       has_integers(f)   ? ""
+                       integers          ? ""
                        : m->double_quant ? ", double quantization"
                                          : ", no double quantization");
     if (m->scale)
@@ -77,31 +66,23 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
     qc_strbuf_putf(out, "\n  from      %zu file%s, %s\n", m->source_count,
                    qc_plural(m->source_count), qc_text_bytes(size, bytes));
     for (size_t i = 0; i < m->adapter_count; i++) {
-        (void)snprintf(text, sizeof text, "%s", m->adapters[i].name);
-        qc_console_printable(text);
-        qc_strbuf_putf(out, "  adapter   %s, %s", text, qc_text_bytes(size, m->adapters[i].bytes));
+        qc_strbuf_show(out, "  adapter   %s, %s", m->adapters[i].name,
+                       qc_text_bytes(size, m->adapters[i].bytes));
         if (m->adapters[i].scale != 1.0)
             qc_strbuf_putf(out, ", times %g", m->adapters[i].scale);
         qc_strbuf_puts(out, "\n");
     }
-    if (m->calibration) {
-        const qc_manifest_calibration *c = m->calibration;
-        (void)snprintf(text, sizeof text, "%s", c->hessians ? c->hessians : c->text);
-        qc_console_printable(text);
-        qc_strbuf_putf(out, "  calibrated with %s", text);
+    if (c) {
+        qc_strbuf_show(out, "  calibrated with %s", c->hessians ? c->hessians : c->text);
         if (!c->hessians)
             qc_strbuf_putf(out, ", %" PRIu64 " tokens in windows of %" PRIu64, c->tokens,
                            c->context);
         if (c->damping > 0)
             qc_strbuf_putf(out, ", damping %g", c->damping);
-        qc_strbuf_putf(out, ", %s-sided", c->sided);
-        qc_strbuf_puts(out, "\n");
+        qc_strbuf_putf(out, ", %s-sided\n", c->sided);
     }
-    for (size_t i = 0; i < m->rule_count; i++) {
-        (void)snprintf(text, sizeof text, "%s", m->rules[i]);
-        qc_console_printable(text);
-        qc_strbuf_putf(out, "  rule      %s\n", text);
-    }
+    for (size_t i = 0; i < m->rule_count; i++)
+        qc_strbuf_show(out, "  rule      %s\n", m->rules[i]);
 }
 
 static void put_files(const qc_facts *f, qc_strbuf *out)
@@ -119,37 +100,33 @@ static void put_files(const qc_facts *f, qc_strbuf *out)
     qc_table_print(&table, 0, out);
 }
 
-static void put_tensor(qc_table *table, const qc_checkpoint_tensor *t, const qc_tensor_facts *tf,
-                       int logical)
-{
-    char shape[QC_SHAPE_TEXT_BYTES], scheme[128];
-    qc_table_put(table, t->name);
-    qc_table_put(table, qc_dtype_name(t->dtype));
-    qc_table_put(table, logical ? qc_text_shape(shape, tf->dims, tf->ndim)
-                                : qc_text_shape(shape, t->dims, t->ndim));
-    qc_table_bytes(table, logical ? tf->bytes : t->bytes);
-    qc_table_put(table, tf->role ? tf->role : "");
-    qc_table_put(table, scheme_text(scheme, tf));
-    if (tf->written && tf->written->has_error) {
-        qc_table_putf(table, "%.3e", tf->written->rel_mse);
-        qc_table_putf(table, "%.3e", tf->written->max_err);
-    }
-    qc_table_end_row(table);
-}
-
 /* A quantized weight is one line, in its logical shape and with the bytes of its scales; with -v
  * every stored tensor has a line of its own. */
 static void put_tensors(const qc_facts *f, int verbose, qc_strbuf *out)
 {
+    char shape[QC_SHAPE_TEXT_BYTES], scheme[128];
     qc_table table;
     uint64_t hidden = 0;
     qc_table_begin(&table, f->arena, "tensor|dtype|shape|>bytes|role|scheme|>rel MSE|>max error");
     for (size_t i = 0; i < f->model->tensor_count; i++) {
-        uint32_t t = f->order[i];
-        if (!verbose && f->tensors[t].owner != QC_NO_OWNER)
+        const qc_checkpoint_tensor *t = &f->model->tensors[f->order[i]];
+        const qc_tensor_facts *tf = &f->tensors[f->order[i]];
+        if (!verbose && tf->owner != QC_NO_OWNER) {
             hidden++;
-        else
-            put_tensor(&table, &f->model->tensors[t], &f->tensors[t], !verbose);
+            continue;
+        }
+        qc_table_put(&table, t->name);
+        qc_table_put(&table, qc_dtype_name(t->dtype));
+        qc_table_put(&table, verbose ? qc_text_shape(shape, t->dims, t->ndim)
+                                     : qc_text_shape(shape, tf->dims, tf->ndim));
+        qc_table_bytes(&table, verbose ? t->bytes : tf->bytes);
+        qc_table_put(&table, tf->role ? tf->role : "");
+        qc_table_put(&table, scheme_text(scheme, tf));
+        if (tf->written && tf->written->has_error) {
+            qc_table_putf(&table, "%.3e", tf->written->rel_mse);
+            qc_table_putf(&table, "%.3e", tf->written->max_err);
+        }
+        qc_table_end_row(&table);
     }
     qc_strbuf_puts(out, "\n");
     qc_table_print(&table, 0, out);
@@ -221,17 +198,6 @@ static void put_engines(const qc_facts *f, qc_strbuf *out)
     }
 }
 
-static void put_text(const qc_facts *f, int verbose, qc_strbuf *out)
-{
-    put_head(f, out);
-    if (f->manifest)
-        put_manifest(f, out);
-    put_files(f, out);
-    put_tensors(f, verbose, out);
-    put_totals(f, out);
-    put_engines(f, out);
-}
-
 static qc_status inspect(const qc_options *o, qc_facts *facts, qc_strbuf *out, qc_error *err)
 {
     for (size_t i = 0; i < facts->model->warning_count; i++)
@@ -247,7 +213,13 @@ static qc_status inspect(const qc_options *o, qc_facts *facts, qc_strbuf *out, q
         QC_TRY(qc_facts_ask_engines(facts, o->engines, err));
     if (o->call.json)
         return qc_inspect_json(facts, out, err);
-    put_text(facts, o->call.verbose > 0, out);
+    put_head(facts, out);
+    if (facts->manifest)
+        put_manifest(facts, out);
+    put_files(facts, out);
+    put_tensors(facts, o->call.verbose > 0, out);
+    put_totals(facts, out);
+    put_engines(facts, out);
     return QC_OK;
 }
 

@@ -38,7 +38,7 @@ static qc_status read_rule(qc_arena *arena, const qc_json_node *node, uint32_t i
     if (strlen(glob) > QC_GLOB_MAX_BYTES)
         QC_FAIL(err, QC_ERR_INPUT, "rules[%u]: expected a glob of at most %u bytes, found %zu",
                 index, QC_GLOB_MAX_BYTES, strlen(glob));
-    return qc_arena_strndup(arena, &rule->glob, glob, strlen(glob), err);
+    return qc_arena_strdup(arena, &rule->glob, glob, err);
 }
 
 static qc_status read_rules(qc_arena *arena, const qc_json_node *root, qc_rule **rules,
@@ -53,11 +53,9 @@ static qc_status read_rules(qc_arena *arena, const qc_json_node *root, qc_rule *
     const qc_json_node *list = qc_json_get(root, "rules");
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT, "rules is missing or not an array; expected {\"rules\": [...]}");
-    uint32_t n = 0;
-    for (const qc_json_node *r = qc_json_first(list); r; r = qc_json_next(r))
-        n++;
+    const size_t n = qc_json_count(list);
     if (n > MAX_RULES)
-        QC_FAIL(err, QC_ERR_INPUT, "expected at most %u rules, found %u", MAX_RULES, n);
+        QC_FAIL(err, QC_ERR_INPUT, "expected at most %u rules, found %zu", MAX_RULES, n);
     QC_TRY(qc_arena_alloc(arena, rules, n, sizeof **rules, err));
     *count = 0;
     for (const qc_json_node *r = qc_json_first(list); r; r = qc_json_next(r)) {

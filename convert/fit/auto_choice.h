@@ -104,8 +104,8 @@ const char *qc_auto_mixture(const qc_auto_result *r);
  * range of layers. With `all` there is a row for each group instead. */
 QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out,
                                        qc_error *err);
-/* Writes one object, the value of "auto"; docs/recipes.md has its members. It has the groups only
- * if `explain` is set. */
+/* Writes the member "auto"; docs/recipes.md has what is in it. It has the groups only if `explain`
+ * is set. */
 void qc_auto_json(const qc_auto_result *r, int explain, qc_json_writer *w);
 
 #endif

@@ -272,66 +272,64 @@ qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_e
 
 static void write_group(const qc_auto_result *r, const qc_auto_group *g, qc_json_writer *w)
 {
-    qc_json_member_begin_row(w);
-    qc_json_member_string(w, "name", g->name);
-    qc_json_member_u64(w, "weights", g->weights);
-    qc_json_member_u64(w, "elements", g->elems);
-    qc_json_member_double(w, "importance", g->importance);
-    qc_json_member_string(w, "scheme", r->rows[g->chosen].name);
-    qc_json_member_u64(w, "bytes", g->bytes[g->chosen]);
-    qc_json_member_begin_object(w, "relative_errors");
+    qc_json_begin_row(w, NULL);
+    qc_json_put_text(w, "name", g->name);
+    qc_json_put_u64(w, "weights", g->weights);
+    qc_json_put_u64(w, "elements", g->elems);
+    qc_json_put_double(w, "importance", g->importance);
+    qc_json_put_text(w, "scheme", r->rows[g->chosen].name);
+    qc_json_put_u64(w, "bytes", g->bytes[g->chosen]);
+    qc_json_begin_object(w, "relative_errors");
     for (unsigned c = 0; c < QC_CANDIDATES; c++)
-        qc_json_member_number(w, r->rows[c].name, g->rel_mse[c]);
-    qc_json_write_end_object(w);
+        qc_json_put_number(w, r->rows[c].name, g->rel_mse[c]);
+    qc_json_end(w);
     if (r->weighed) {
-        qc_json_member_begin_object(w, "divergences");
+        qc_json_begin_object(w, "divergences");
         for (unsigned c = 0; c < QC_CANDIDATES; c++)
-            qc_json_member_number(w, r->rows[c].name, g->cost[c]);
-        qc_json_write_end_object(w);
+            qc_json_put_number(w, r->rows[c].name, g->cost[c]);
+        qc_json_end(w);
     }
-    qc_json_member_string(w, "reason", g->reason);
-    qc_json_write_end_object(w);
+    qc_json_put_text(w, "reason", g->reason);
+    qc_json_end(w);
 }
 
 void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w)
 {
-    qc_json_write_begin_object(w);
-    qc_json_member_bool(w, "measured", r->measured);
-    qc_json_member_string(w, "weighed_by", r->weighed ? "moments" : "importance");
-    qc_json_member_u64(w, "sampled_rows", r->sampled_rows);
-    qc_json_member_u64(w, "sampled_bytes", r->sampled_bytes);
-    qc_json_member_bool(w, "fits", r->fits);
-    qc_json_member_bool(w, "spills", r->spills);
-    qc_json_member_double(w, "predicted_error", r->predicted);
-    qc_json_member_number(w, "lower_bound", r->bound);
-    qc_json_member_begin_object(w, "uniform");
+    qc_json_begin_object(w, "auto");
+    qc_json_put_bool(w, "measured", r->measured);
+    qc_json_put_text(w, "weighed_by", r->weighed ? "moments" : "importance");
+    qc_json_put_u64(w, "sampled_rows", r->sampled_rows);
+    qc_json_put_u64(w, "sampled_bytes", r->sampled_bytes);
+    qc_json_put_bool(w, "fits", r->fits);
+    qc_json_put_bool(w, "spills", r->spills);
+    qc_json_put_double(w, "predicted_error", r->predicted);
+    qc_json_put_number(w, "lower_bound", r->bound);
+    qc_json_begin_object(w, "uniform");
     for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (isnan(r->uniform[c]))
             continue;
-        qc_json_write_key(w, r->rows[c].name);
-        qc_json_member_begin_row(w);
-        qc_json_member_double(w, "predicted_error", r->uniform[c]);
-        qc_json_member_bool(w, "fits", r->uniform_fits[c]);
-        qc_json_write_end_object(w);
+        qc_json_begin_row(w, r->rows[c].name);
+        qc_json_put_double(w, "predicted_error", r->uniform[c]);
+        qc_json_put_bool(w, "fits", r->uniform_fits[c]);
+        qc_json_end(w);
     }
-    qc_json_write_end_object(w);
-    qc_json_member_begin_object(w, "chosen");
+    qc_json_end(w);
+    qc_json_begin_object(w, "chosen");
     for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (r->count_chosen[c] == 0)
             continue;
-        qc_json_write_key(w, r->rows[c].name);
-        qc_json_member_begin_row(w);
-        qc_json_member_u64(w, "tensors", r->count_chosen[c]);
-        qc_json_member_u64(w, "bytes", r->bytes_chosen[c]);
-        qc_json_write_end_object(w);
+        qc_json_begin_row(w, r->rows[c].name);
+        qc_json_put_u64(w, "tensors", r->count_chosen[c]);
+        qc_json_put_u64(w, "bytes", r->bytes_chosen[c]);
+        qc_json_end(w);
     }
-    qc_json_write_end_object(w);
-    qc_json_member_strings(w, "notes", r->notes, r->note_count);
+    qc_json_end(w);
+    qc_json_put_texts(w, "notes", r->notes, r->note_count);
     if (explain_groups) {
-        qc_json_member_begin_array(w, "groups");
+        qc_json_begin_list(w, "groups");
         for (uint32_t g = 0; g < r->group_count; g++)
             write_group(r, &r->groups[g], w);
-        qc_json_write_end_array(w);
+        qc_json_end(w);
     }
-    qc_json_write_end_object(w);
+    qc_json_end(w);
 }

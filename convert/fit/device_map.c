@@ -43,22 +43,17 @@ static qc_status new_name(const char **out, qc_arena *arena, const char *old, qc
     return qc_arena_printf(arena, out, err, "model.%s", old);
 }
 
-static void put_device(qc_json_writer *w, const qc_device *devices, uint32_t device)
+static void put_row(qc_json_writer *w, const map_row *row, const qc_device *devices)
 {
-    switch (devices[device].tier) {
-    case QC_TIER_GPU:
-        qc_json_write_u64(w, device); /* GPUs are the first ones of a budget */
-        break;
-    case QC_TIER_CPU:
-        qc_json_write_string(w, "cpu");
-        break;
-    case QC_TIER_DISK:
-        qc_json_write_string(w, "disk");
-        break;
-    }
+    const qc_tier tier = devices[row->device].tier;
+    if (tier == QC_TIER_GPU)
+        qc_json_put_u64(w, row->module, row->device); /* GPUs are the first ones of a budget */
+    else
+        qc_json_put_text(w, row->module, tier == QC_TIER_CPU ? "cpu" : "disk");
 }
 
-qc_status qc_device_map_put(qc_json_writer *w, qc_arena *arena, const qc_fit *fit, qc_error *err)
+qc_status qc_device_map_put(qc_json_writer *w, const char *key, qc_arena *arena, const qc_fit *fit,
+                            qc_error *err)
 {
     const qc_segments *s = fit->segments;
     size_t count = 0;
@@ -79,14 +74,13 @@ qc_status qc_device_map_put(qc_json_writer *w, qc_arena *arena, const qc_fit *fi
     }
     if (count)
         qsort(rows, count, sizeof *rows, compare_rows);
-    qc_json_write_begin_object(w);
+    qc_json_begin_object(w, key);
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && strcmp(rows[i - 1].module, rows[i].module) == 0)
             QC_FAIL(err, QC_ERR_INTERNAL, "the module '%s' lies in two segments", rows[i].module);
-        qc_json_write_key(w, rows[i].module);
-        put_device(w, fit->budget->devices, rows[i].device);
+        put_row(w, &rows[i], fit->budget->devices);
     }
-    qc_json_write_end_object(w);
+    qc_json_end(w);
     return QC_OK;
 }
 
@@ -94,7 +88,7 @@ qc_status qc_device_map_text(qc_strbuf *out, qc_arena *arena, const qc_fit *fit,
 {
     qc_json_writer w;
     qc_json_write_init(&w, out, err);
-    QC_TRY(qc_device_map_put(&w, arena, fit, err));
+    QC_TRY(qc_device_map_put(&w, NULL, arena, fit, err));
     QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }

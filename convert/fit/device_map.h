@@ -14,9 +14,9 @@
 #include "convert/fit/fit.h"
 #include "formats/json_writer.h"
 
-/* Writes the map as the next value of a JSON document. */
-QC_NODISCARD qc_status qc_device_map_put(qc_json_writer *w, qc_arena *arena, const qc_fit *fit,
-                                         qc_error *err);
+/* Writes the map as the member `key` of a JSON document. */
+QC_NODISCARD qc_status qc_device_map_put(qc_json_writer *w, const char *key, qc_arena *arena,
+                                         const qc_fit *fit, qc_error *err);
 /* Writes the map as a document of its own that ends with a new line. */
 QC_NODISCARD qc_status qc_device_map_text(qc_strbuf *out, qc_arena *arena, const qc_fit *fit,
                                           qc_error *err);

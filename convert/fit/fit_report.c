@@ -15,13 +15,6 @@
 
 /* ---- sums ---- */
 
-static int is_integer(qc_dtype t)
-{
-    return t == QC_DTYPE_BOOL || t == QC_DTYPE_U8 || t == QC_DTYPE_I8 || t == QC_DTYPE_I16 ||
-           t == QC_DTYPE_U16 || t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64 ||
-           t == QC_DTYPE_U64;
-}
-
 uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
 {
     const qc_checkpoint_tensor *t = &plan->model->tensors[job->source];
@@ -42,7 +35,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     }
     if (e->role == QC_ROLE_PACKED && t->dtype == QC_DTYPE_U8)
         return t->bytes * 2; /* codes of e2m1 without scales beside them */
-    if (is_integer(t->dtype))
+    if (qc_dtype_is_integer(t->dtype))
         return 0;
     for (unsigned i = 0; i < t->ndim; i++)
         elems *= t->dims[i];
@@ -53,15 +46,6 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
 static uint32_t shown_block(const qc_job *j)
 {
     return qc_schemes[j->scheme].default_block ? j->block_elems : 0;
-}
-
-/* "nf4" means blocks of 64; other sizes are part of the name. */
-static qc_status scheme_name(const char **out, qc_arena *arena, const qc_job *j, qc_error *err)
-{
-    *out = qc_scheme_name(j->scheme);
-    if (shown_block(j) != qc_schemes[j->scheme].default_block)
-        return qc_arena_printf(arena, out, err, "%s-%" PRIu32, *out, j->block_elems);
-    return QC_OK;
 }
 
 qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err)
@@ -86,7 +70,11 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
             if (count == ROOM)
                 QC_FAIL(err, QC_ERR_INTERNAL, "more than %d schemes in one plan", (int)ROOM);
             keys[count++] = (key){j->scheme, block};
-            QC_TRY(scheme_name(&sums[k].name, r->arena, j, err));
+            /* "nf4" means blocks of 64; other sizes are part of the name. */
+            sums[k].name = qc_scheme_name(j->scheme);
+            if (block != qc_schemes[j->scheme].default_block)
+                QC_TRY(qc_arena_printf(r->arena, &sums[k].name, err, "%s-%" PRIu32, sums[k].name,
+                                       block));
         }
         uint64_t parameters = qc_fit_parameters_of(plan, j);
         sums[k].tensors++;
@@ -165,24 +153,6 @@ void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_s
 
 /* ---- text ---- */
 
-static uint64_t needed_bytes(const qc_fit_device *d)
-{
-    return d->weight_bytes + d->kv_bytes + d->workspace_bytes + d->context_bytes;
-}
-
-void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out)
-{
-    char size[QC_SIZE_TEXT_BYTES];
-    const qc_fit *fit = r->fit;
-    if (fit->fits)
-        return;
-    qc_strbuf_putf(out, "short by %s on %s", qc_text_bytes(size, fit->short_by_bytes),
-                   fit->budget->devices[fit->short_device].name);
-    for (uint32_t i = 0; i < r->suggestion_count; i++)
-        qc_strbuf_putf(out, "%s%s", i == 0 ? "; would fit with " : ", or with ",
-                       r->suggestions[i].change);
-}
-
 /* Adds what the choice gains over one scheme for all, and what kind of number that is. */
 static void add_choice(const qc_auto_result *a, qc_strbuf *out)
 {
@@ -211,27 +181,6 @@ int qc_fit_has_mla(const qc_geometry *g)
     return 0;
 }
 
-void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out)
-{
-    qc_strbuf_putf(out, "MLA: %s, as %s does",
-                   use->mla_expanded ? "keys and values of every head are cached"
-                   : use->mla_absorbed
-                       ? "the latent is cached and attended to as it is"
-                       : "the latent is cached, and each layer expands it to keys and values",
-                   qc_fit_mla_runtime(use));
-}
-
-void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out)
-{
-    if (r->fit->ranks > 0)
-        qc_strbuf_putf(
-            out,
-            "every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
-            "--tensor-parallel-size%s",
-            r->fit->ranks, qc_plural(r->fit->ranks),
-            r->needs_plugin ? " and the plug-in of qconv's Python package (docs/serving.md)" : "");
-}
-
 void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
 {
     if (r->fit->ranks == 0)
@@ -242,13 +191,12 @@ void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
 
 static void add_head(const qc_fit_report *r, qc_strbuf *out)
 {
-    char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
-    (void)snprintf(model, sizeof model, "%s", r->model);
-    qc_console_printable(model);
+    char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     int unknown = r->fit->geometry->cache_unknown;
-    qc_strbuf_putf(out, "%s as %s on %s: %s%s\n\n", model, r->to, r->fit->budget->text,
+    qc_strbuf_show(out, "%s as %s on %s: %s%s\n", r->model, r->to, r->fit->budget->text,
                    r->fit->fits ? "fits" : "does not fit",
                    unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
+    qc_strbuf_puts(out, "\n");
     qc_strbuf_putf(out, "  weights    %s in %s parameters",
                    qc_text_bytes(size, r->fit->weight_bytes), qc_text_count(count, r->parameters));
     if (r->parameters)
@@ -265,11 +213,13 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
     }
     if (r->chosen)
         add_choice(r->chosen, out);
-    if (r->fit->ranks > 0) {
-        qc_strbuf_puts(out, "  split      ");
-        qc_fit_split_text(r, out);
-        qc_strbuf_puts(out, "\n");
-    }
+    if (r->fit->ranks > 0)
+        qc_strbuf_putf(
+            out,
+            "  split      every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
+            "--tensor-parallel-size%s\n",
+            r->fit->ranks, qc_plural(r->fit->ranks),
+            r->needs_plugin ? " and the plug-in of qconv's Python package (docs/serving.md)" : "");
     if (unknown) {
         qc_strbuf_puts(out, "  KV cache   its size is not known\n");
     } else if (r->generates) {
@@ -278,11 +228,14 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
                        r->use->batch);
         qc_strbuf_putf(out, ", %s a token%s\n", qc_text_bytes(size, r->fit->kv_bytes_per_token),
                        r->fit->ranks > 1 ? "; on each card" : "");
-        if (qc_fit_has_mla(r->fit->geometry)) {
-            qc_strbuf_puts(out, "             ");
-            qc_fit_mla_text(r->use, out);
-            qc_strbuf_puts(out, " (--mla)\n");
-        }
+        if (qc_fit_has_mla(r->fit->geometry))
+            qc_strbuf_putf(out, "             MLA: %s, as %s does (--mla)\n",
+                           r->use->mla_expanded ? "keys and values of every head are cached"
+                           : r->use->mla_absorbed
+                               ? "the latent is cached and attended to as it is"
+                               : "the latent is cached, and each layer expands it to keys and "
+                                 "values",
+                           qc_fit_mla_runtime(r->use));
     }
 }
 
@@ -294,21 +247,11 @@ static void add_size(qc_table *t, uint64_t bytes)
         qc_table_bytes(t, bytes);
 }
 
-static void add_layers(qc_table *t, const qc_fit_device *d)
-{
-    if (d->layers == 0)
-        qc_table_put(t, NULL);
-    else if (d->layers == 1)
-        qc_table_number(t, d->first_layer);
-    else
-        qc_table_putf(t, "%" PRIu32 "-%" PRIu32, d->first_layer, d->first_layer + d->layers - 1);
-}
-
-qc_table qc_fit_devices(const qc_fit_report *r)
+static void add_devices(const qc_fit_report *r, qc_strbuf *out)
 {
     qc_table t;
     qc_table_begin(&t, r->arena,
-                   "device|card|>budget|>weights|>KV cache|>workspace|>CUDA context|>free|!>short "
+                   "device|card|>budget|>weights|>KV cache|>workspace|>CUDA context|>free|>short "
                    "by|>layers");
     for (uint32_t i = 0; i < r->fit->budget->count; i++) {
         const qc_fit_device *d = &r->fit->devices[i];
@@ -327,9 +270,15 @@ qc_table qc_fit_devices(const qc_fit_report *r)
             add_size(&t, d->short_by_bytes);
         else
             qc_table_put(&t, "");
-        add_layers(&t, d);
+        if (d->layers > 1)
+            qc_table_putf(&t, "%" PRIu32 "-%" PRIu32, d->first_layer,
+                          d->first_layer + d->layers - 1);
+        else if (d->layers == 1)
+            qc_table_number(&t, d->first_layer);
+        else
+            qc_table_put(&t, NULL);
     }
-    return t;
+    qc_table_print(&t, 2, out);
 }
 
 /* Is device i the first with its size and card? */
@@ -343,8 +292,7 @@ static int is_first_like(const qc_fit *fit, uint32_t i)
 }
 
 /* A size without a card is taken to the byte, but a card sold with that size has less or more. */
-static void add_cards_of_size(const qc_device *d, const char *begin, const char *end,
-                              qc_strbuf *out)
+static void add_cards_of_size(const qc_device *d, const char *indent, qc_strbuf *out)
 {
     const uint64_t GB = 1000000000u;
     char word[32], size[QC_SIZE_TEXT_BYTES], least[QC_SIZE_TEXT_BYTES], most[QC_SIZE_TEXT_BYTES];
@@ -361,17 +309,17 @@ static void add_cards_of_size(const qc_device *d, const char *begin, const char 
     }
     if (!small)
         return;
-    qc_strbuf_putf(out, "%s%s is taken as %s; cards sold with %s have ", begin, word,
+    qc_strbuf_putf(out, "%s%s is taken as %s; cards sold with %s have ", indent, word,
                    qc_text_bytes(size, d->total_bytes), word);
     if (small->memory_bytes == large->memory_bytes)
         qc_strbuf_putf(out, "%s (%s)", qc_text_bytes(least, small->memory_bytes), small->name);
     else
         qc_strbuf_putf(out, "%s (%s) to %s (%s)", qc_text_bytes(least, small->memory_bytes),
                        small->name, qc_text_bytes(most, large->memory_bytes), large->name);
-    qc_strbuf_putf(out, ": name the card in --vram%s", end);
+    qc_strbuf_puts(out, ": name the card in --vram\n");
 }
 
-void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end, qc_strbuf *out)
+void qc_fit_budget_notes(const qc_fit_report *r, const char *indent, qc_strbuf *out)
 {
     char budget[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
@@ -379,14 +327,14 @@ void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *
         const qc_device *d = &fit->budget->devices[i];
         if (d->total_bytes == QC_NO_LIMIT || !is_first_like(fit, i))
             continue;
-        qc_strbuf_putf(out, "%s%s is %.3g%% of ", begin,
+        qc_strbuf_putf(out, "%s%s is %.3g%% of ", indent,
                        qc_text_bytes(budget, fit->devices[i].budget_bytes), r->use->margin * 100.0);
         if (d->card)
-            qc_strbuf_putf(out, "the %s that the driver of %s reports (--margin)%s",
-                           qc_text_bytes(size, d->total_bytes), d->card->name, end);
+            qc_strbuf_putf(out, "the %s that the driver of %s reports (--margin)\n",
+                           qc_text_bytes(size, d->total_bytes), d->card->name);
         else
-            qc_strbuf_putf(out, "%s (--margin)%s", qc_text_bytes(size, d->total_bytes), end);
-        add_cards_of_size(d, begin, end, out);
+            qc_strbuf_putf(out, "%s (--margin)\n", qc_text_bytes(size, d->total_bytes));
+        add_cards_of_size(d, indent, out);
     }
 }
 
@@ -416,8 +364,9 @@ static void add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out)
         qc_strbuf_putf(out, "  %-*s  ", (int)name_width, d->device->name);
         qc_fit_bar(d, cells, style, out);
         qc_strbuf_putf(out, "%*s %s of %s%s\n", (int)(QC_BAR_CELLS - cells), "",
-                       qc_text_bytes(used, needed_bytes(d)), qc_text_bytes(size, d->budget_bytes),
-                       d->short_by_bytes ? " (!)" : "");
+                       qc_text_bytes(used, d->weight_bytes + d->kv_bytes + d->workspace_bytes +
+                                               d->context_bytes),
+                       qc_text_bytes(size, d->budget_bytes), d->short_by_bytes ? " (!)" : "");
     }
     qc_strbuf_putf(out, "  %*s ", (int)name_width, "");
     for (int part = 0; part < PART_COUNT; part++)
@@ -436,24 +385,18 @@ static void add_found(uint64_t found, const char *unit, qc_strbuf *out)
         qc_strbuf_putf(out, "%s%s", qc_text_count(count, found), unit);
 }
 
-void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out)
-{
-    char count[QC_SIZE_TEXT_BYTES];
-    if (p->tokens == 0)
-        qc_strbuf_puts(out, "prompts are read whole, as transformers does by default");
-    else
-        qc_strbuf_putf(out,
-                       "prompts are read %s tokens at a time (vLLM's --max-num-batched-tokens)",
-                       qc_text_count(count, p->tokens));
-}
-
 static void add_longest(const qc_fit_report *r, const qc_fit_prefill *p, qc_strbuf *out)
 {
+    char count[QC_SIZE_TEXT_BYTES];
     add_found(p->max_context, " tokens", out);
     if (r->fit->geometry->max_context && p->max_context == r->fit->geometry->max_context)
         qc_strbuf_puts(out, ", the model's limit");
-    qc_strbuf_puts(out, "; ");
-    qc_fit_prefill_text(p, out);
+    if (p->tokens == 0)
+        qc_strbuf_puts(out, "; prompts are read whole, as transformers does by default");
+    else
+        qc_strbuf_putf(out,
+                       "; prompts are read %s tokens at a time (vLLM's --max-num-batched-tokens)",
+                       qc_text_count(count, p->tokens));
 }
 
 static void add_search(const qc_fit_report *r, qc_strbuf *out)
@@ -476,7 +419,7 @@ static void add_search(const qc_fit_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-qc_table qc_fit_other_choices(const qc_fit_report *r)
+static void add_other_choices(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     qc_table t;
@@ -492,15 +435,7 @@ qc_table qc_fit_other_choices(const qc_fit_report *r)
             qc_table_putf(&t, "%.3g", c->predicted);
         qc_table_put(&t, c->own_form ? "qconv only" : "transformers too");
     }
-    return t;
-}
-
-static int uses_disk(const qc_fit *fit)
-{
-    for (uint32_t i = 0; i < fit->budget->count; i++)
-        if (fit->budget->devices[i].tier == QC_TIER_DISK && fit->devices[i].segments)
-            return 1;
-    return 0;
+    qc_table_print(&t, 2, out);
 }
 
 qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out,
@@ -508,23 +443,24 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
 {
     char size[QC_SIZE_TEXT_BYTES], time[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
-    const qc_table devices = qc_fit_devices(r), others = qc_fit_other_choices(r);
+    int disk = 0;
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        disk |= fit->budget->devices[i].tier == QC_TIER_DISK && fit->devices[i].segments;
     add_head(r, out);
     qc_strbuf_puts(out, "\n");
-    qc_table_print(&devices, 2, out);
+    add_devices(r, out);
     qc_strbuf_puts(out, "\n");
-    qc_fit_budget_notes(r, "  ", "\n", out);
+    qc_fit_budget_notes(r, "  ", out);
     add_bars(r, style, out);
     add_search(r, out);
     if (r->choice_count > 0)
         qc_strbuf_puts(out, "\n  " QC_AUTO_TRADES "\n\n");
-    qc_table_print(&others, 2, out);
+    add_other_choices(r, out);
     if (fit->transfer_bytes_per_token)
         qc_strbuf_putf(
             out,
             "  spilled to the host%s: %s cross its link for every token, which takes at least %s\n",
-            uses_disk(fit) ? " and to disk" : "",
-            qc_text_bytes(size, fit->transfer_bytes_per_token),
+            disk ? " and to disk" : "", qc_text_bytes(size, fit->transfer_bytes_per_token),
             qc_text_seconds(time, fit->transfer_seconds));
     if (fit->ranks > 0 && fit->fits) {
         qc_strbuf_puts(out, "\n  ");
@@ -533,7 +469,11 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
     }
     if (!fit->fits) {
         qc_strbuf_puts(out, "\n");
-        qc_fit_verdict(r, out);
+        qc_strbuf_putf(out, "short by %s on %s", qc_text_bytes(size, fit->short_by_bytes),
+                       fit->budget->devices[fit->short_device].name);
+        for (uint32_t i = 0; i < r->suggestion_count; i++)
+            qc_strbuf_putf(out, "%s%s", i == 0 ? "; would fit with " : ", or with ",
+                           r->suggestions[i].change);
         qc_strbuf_puts(out, "\n");
     }
     return qc_strbuf_status(out, err);

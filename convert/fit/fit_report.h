@@ -83,10 +83,6 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job);
 /* Sums up the schemes over the jobs of a plan (before or after its layout). */
 QC_NODISCARD qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err);
 
-/* Return the tables of the text and of the page: the devices, and what else they could hold. */
-qc_table qc_fit_devices(const qc_fit_report *r);
-qc_table qc_fit_other_choices(const qc_fit_report *r);
-
 typedef enum { QC_BARS_ASCII, QC_BARS_BLOCKS } qc_bar_style;
 /* Returns QC_BARS_BLOCKS only where standard output is a terminal and the locale says UTF-8. */
 qc_bar_style qc_bar_style_of_console(void);
@@ -97,30 +93,18 @@ qc_bar_style qc_bar_style_of_console(void);
 void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_strbuf *out);
 
 /* Writes sentences that explain the budgets: "36.0 GB is 90% of 40.0 GB (--margin)", and how the
- * cards that are sold with that size differ. Each is on a line that begins with `begin` and ends
- * with `end`. */
-void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end,
-                         qc_strbuf *out);
+ * cards that are sold with that size differ, each on a line behind `indent`. */
+void qc_fit_budget_notes(const qc_fit_report *r, const char *indent, qc_strbuf *out);
 
-/* The first says whether a prompt is read whole or in steps of some tokens, the second whether the
- * model has latent attention, so that its form matters. */
-void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out);
+/* Says whether the model has latent attention, so that its form matters. */
 int qc_fit_has_mla(const qc_geometry *g);
-/* Writes "the latent is cached, ...: transformers 5.23", a sentence without a full stop. */
-void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out);
 
-/* Write the sentence that says how the model is split over the cards, and the command that serves
- * it so; both write nothing where layers are placed whole. */
-void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out);
+/* Writes the command that serves the model, or nothing where layers are placed whole. */
 void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out);
 
-/* Writes "short by 3.21 GB on cuda:1; would fit with --to nf4, or with 3 cards", or nothing when it
- * fits. */
-void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out);
 QC_NODISCARD qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style,
                                           qc_strbuf *out, qc_error *err);
 /* Writes one JSON object and a new line; docs/cli.md has its members. */
 QC_NODISCARD qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
-/* Writes one page without scripts or anything from outside. It is also well-formed XML. */
 
 #endif

@@ -48,16 +48,16 @@ void qc_model_shape_of(qc_model_shape *out, const qc_plan *plan, const qc_geomet
 void qc_model_shape_json(const qc_model_shape *s, qc_json_writer *w)
 {
     const qc_geometry *g = s->geometry;
-    qc_json_member_begin_object(w, "model_shape");
-    qc_json_member_u64(w, "layers", g->layer_count);
-    qc_json_member_u64(w, "hidden", g->hidden);
-    qc_json_member_u64(w, "intermediate", g->intermediate);
-    qc_json_member_u64(w, "heads", g->heads);
-    qc_json_member_u64(w, "kv_heads", g->kv_heads);
-    qc_json_member_u64(w, "head_dim", g->head_dim);
-    qc_json_member_u64(w, "vocab", g->vocab);
-    qc_json_member_u64(w, "linear_sides", s->linear_sides);
-    qc_json_member_u64(w, "largest_linear", s->largest_linear);
-    qc_json_member_u64(w, "largest_layer", s->largest_layer);
-    qc_json_write_end_object(w);
+    qc_json_begin_object(w, "model_shape");
+    qc_json_put_u64(w, "layers", g->layer_count);
+    qc_json_put_u64(w, "hidden", g->hidden);
+    qc_json_put_u64(w, "intermediate", g->intermediate);
+    qc_json_put_u64(w, "heads", g->heads);
+    qc_json_put_u64(w, "kv_heads", g->kv_heads);
+    qc_json_put_u64(w, "head_dim", g->head_dim);
+    qc_json_put_u64(w, "vocab", g->vocab);
+    qc_json_put_u64(w, "linear_sides", s->linear_sides);
+    qc_json_put_u64(w, "largest_linear", s->largest_linear);
+    qc_json_put_u64(w, "largest_layer", s->largest_layer);
+    qc_json_end(w);
 }

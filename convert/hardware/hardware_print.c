@@ -138,11 +138,10 @@ static void put_reasons(const qc_hardware *h, qc_strbuf *out)
 
 static void put_host(const qc_hardware *h, qc_strbuf *out)
 {
-    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], text[512];
-    (void)snprintf(text, CELL_BYTES, "%s", h->cpu_name ? h->cpu_name : "not known");
-    qc_console_printable(text);
-    qc_strbuf_putf(out, "\nprocessor  %s, %u thread%s, %s\n", text, h->cpu_threads,
-                   qc_plural(h->cpu_threads), qc_isa_name(h->isa));
+    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES];
+    qc_strbuf_puts(out, "\n");
+    qc_strbuf_show(out, "processor  %s, %u thread%s, %s\n", h->cpu_name ? h->cpu_name : "not known",
+                   h->cpu_threads, qc_plural(h->cpu_threads), qc_isa_name(h->isa));
     if (h->memory_bytes)
         qc_strbuf_putf(out, "memory     %s, %s free\n", qc_text_bytes(a, h->memory_bytes),
                        qc_text_bytes(b, h->memory_free_bytes));
@@ -152,26 +151,20 @@ static void put_host(const qc_hardware *h, qc_strbuf *out)
                    qc_text_bytes(a, h->disk_free_bytes));
     qc_strbuf_putf(out, "kernels    %s\n",
                    h->cuda_build ? h->cuda_build : "none: this build is for the CPU only");
-    if (!h->quantizes_on && !h->quantizes_why)
-        return;
-    (void)snprintf(text, sizeof text, "%s%s%s", h->quantizes_on ? h->quantizes_on : "nothing",
-                   h->quantizes_why ? ": " : "", h->quantizes_why ? h->quantizes_why : "");
-    qc_console_printable(text);
-    qc_strbuf_putf(out, "quantizes  on %s\n", text);
+    if (h->quantizes_on || h->quantizes_why)
+        qc_strbuf_show(out, "quantizes  on %s%s%s\n", h->quantizes_on ? h->quantizes_on : "nothing",
+                       h->quantizes_why ? ": " : "", h->quantizes_why ? h->quantizes_why : "");
 }
 
 qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out, qc_error *err)
 {
-    char size[QC_SIZE_TEXT_BYTES], why[512];
+    char size[QC_SIZE_TEXT_BYTES];
     qc_strategy s;
     QC_TRY(qc_strategy_choose(&s, h, arena, err));
     if (h->gpu_count == 0) {
-        (void)snprintf(why, sizeof why, "%s", h->no_gpu ? h->no_gpu : "none was found");
-        qc_console_printable(why);
-        qc_strbuf_putf(
-            out,
-            "No GPU: %s.\nTo describe cards that are not here: qconv hardware --as 2xA100-40GB\n",
-            why);
+        qc_strbuf_show(out, "No GPU: %s.\n", h->no_gpu ? h->no_gpu : "none was found");
+        qc_strbuf_puts(out,
+                       "To describe cards that are not here: qconv hardware --as 2xA100-40GB\n");
     } else {
         if (h->assumed)
             qc_strbuf_puts(out, "GPUs assumed; processor, memory and disk are this machine's\n");
@@ -192,86 +185,61 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
 
 /* ---- JSON ---- */
 
-/* Writes a number, or null for 0. */
-static void put_known(qc_json_writer *w, const char *key, uint64_t v)
-{
-    qc_json_member_u64_if(w, key, v > 0, v);
-}
-
+/* Writes a rate, or null for 0. */
 static void put_rate(qc_json_writer *w, const char *key, double v)
 {
-    qc_json_write_key(w, key);
-    if (v > 0)
-        qc_json_write_u64(w, (uint64_t)v);
-    else
-        qc_json_write_null(w);
-}
-
-static void put_peers(qc_json_writer *w, const qc_gpu *g)
-{
-    qc_json_write_key(w, "peers");
-    if (!g->peers_known && !g->peers) {
-        qc_json_write_null(w);
-        return;
-    }
-    qc_json_write_compact_next(w);
-    qc_json_write_begin_array(w);
-    for (unsigned i = 0; i < QC_MAX_GPUS; i++)
-        if (g->peers >> i & 1)
-            qc_json_write_u64(w, i);
-    qc_json_write_end_array(w);
-}
-
-static void put_choice(qc_json_writer *w, const qc_gpu *g)
-{
-    qc_gpu_choice c = qc_gpu_choose(g);
-    qc_json_member_begin_object(w, "choice");
-    qc_json_member_bool(w, "usable", c.usable);
-    qc_json_member_string(w, "compute_dtype", c.compute_dtype);
-    qc_json_member_string(w, "compute_why", c.compute_why);
-    qc_json_member_string(w, "kernels", c.kernels);
-    qc_json_member_string(w, "kernels_why", c.kernels_why);
-    qc_json_member_string(w, "schemes", c.schemes);
-    qc_json_member_string(w, "schemes_why", c.schemes_why);
-    qc_json_member_u64(w, "room_bytes", c.room_bytes);
-    qc_json_member_u64(w, "weights_16bit", c.weights_16bit);
-    qc_json_member_u64(w, "weights_int8", c.weights_int8);
-    qc_json_member_u64(w, "weights_nf4", c.weights_nf4);
-    qc_json_write_end_object(w);
+    qc_json_put_u64_if(w, key, v > 0, (uint64_t)v);
 }
 
 static void put_gpu(qc_json_writer *w, const qc_hardware *h, const qc_gpu *g)
 {
-    qc_arch_facts a = qc_arch_of(g->sm);
-    qc_json_write_begin_object(w);
-    qc_json_member_u64(w, "index", g->index);
-    qc_json_member_u64_if(w, "driver_index", !h->assumed, g->driver_index);
-    qc_json_member_string(w, "name", g->name);
-    qc_json_member_string(w, "uuid", g->uuid);
-    qc_json_member_string(w, "card", g->card ? g->card->name : NULL);
-    put_known(w, "sm", g->sm);
-    qc_json_member_string(w, "architecture", *a.architecture ? a.architecture : NULL);
-    qc_json_member_u64(w, "total_bytes", g->total_bytes);
-    qc_json_member_u64(w, "used_bytes", g->used_bytes);
-    qc_json_member_u64(w, "free_bytes", g->free_bytes);
+    const qc_arch_facts a = qc_arch_of(g->sm);
+    const qc_gpu_choice c = qc_gpu_choose(g);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_u64(w, "index", g->index);
+    qc_json_put_u64_if(w, "driver_index", !h->assumed, g->driver_index);
+    qc_json_put_text(w, "name", g->name);
+    qc_json_put_text(w, "uuid", g->uuid);
+    qc_json_put_text(w, "card", g->card ? g->card->name : NULL);
+    qc_json_put_u64_if(w, "sm", g->sm > 0, g->sm);
+    qc_json_put_text(w, "architecture", *a.architecture ? a.architecture : NULL);
+    qc_json_put_u64(w, "total_bytes", g->total_bytes);
+    qc_json_put_u64(w, "used_bytes", g->used_bytes);
+    qc_json_put_u64(w, "free_bytes", g->free_bytes);
     put_rate(w, "bandwidth_bytes_per_second", g->bandwidth);
     put_rate(w, "host_link_bytes_per_second", g->card ? g->card->host_link : 0);
     put_rate(w, "peer_link_bytes_per_second", g->card ? g->card->peer_link : 0);
-    qc_json_write_key(w, "tensor_cores");
-    if (g->sm) {
-        qc_json_member_begin_row(w);
-        qc_json_member_bool(w, "fp16", a.fp16_tensor);
-        qc_json_member_bool(w, "bf16", a.bf16_tensor);
-        qc_json_member_bool(w, "tf32", a.tf32_tensor);
-        qc_json_member_bool(w, "int8", a.int8_tensor);
-        qc_json_member_bool(w, "fp8", a.fp8_tensor);
-        qc_json_write_end_object(w);
-    } else {
-        qc_json_write_null(w);
+    if (qc_json_begin_row_if(w, "tensor_cores", g->sm > 0)) {
+        qc_json_put_bool(w, "fp16", a.fp16_tensor);
+        qc_json_put_bool(w, "bf16", a.bf16_tensor);
+        qc_json_put_bool(w, "tf32", a.tf32_tensor);
+        qc_json_put_bool(w, "int8", a.int8_tensor);
+        qc_json_put_bool(w, "fp8", a.fp8_tensor);
+        qc_json_end(w);
     }
-    put_peers(w, g);
-    put_choice(w, g);
-    qc_json_write_end_object(w);
+    if (!g->peers_known && !g->peers) {
+        qc_json_put_null(w, "peers");
+    } else {
+        qc_json_begin_line(w, "peers");
+        for (unsigned i = 0; i < QC_MAX_GPUS; i++)
+            if (g->peers >> i & 1)
+                qc_json_put_u64(w, NULL, i);
+        qc_json_end(w);
+    }
+    qc_json_begin_object(w, "choice");
+    qc_json_put_bool(w, "usable", c.usable);
+    qc_json_put_text(w, "compute_dtype", c.compute_dtype);
+    qc_json_put_text(w, "compute_why", c.compute_why);
+    qc_json_put_text(w, "kernels", c.kernels);
+    qc_json_put_text(w, "kernels_why", c.kernels_why);
+    qc_json_put_text(w, "schemes", c.schemes);
+    qc_json_put_text(w, "schemes_why", c.schemes_why);
+    qc_json_put_u64(w, "room_bytes", c.room_bytes);
+    qc_json_put_u64(w, "weights_16bit", c.weights_16bit);
+    qc_json_put_u64(w, "weights_int8", c.weights_int8);
+    qc_json_put_u64(w, "weights_nf4", c.weights_nf4);
+    qc_json_end(w);
+    qc_json_end(w);
 }
 
 qc_status qc_hardware_json(const qc_hardware *h, qc_arena *arena, qc_strbuf *out, qc_error *err)
@@ -279,33 +247,33 @@ qc_status qc_hardware_json(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     qc_json_writer w;
     qc_strategy s;
     QC_TRY(qc_strategy_choose(&s, h, arena, err));
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_string(&w, "command", "hardware");
-    qc_json_member_bool(&w, "assumed", h->assumed);
-    qc_json_member_string(&w, "driver", h->driver);
-    qc_json_member_begin_array(&w, "gpus");
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_text(&w, "command", "hardware");
+    qc_json_put_bool(&w, "assumed", h->assumed);
+    qc_json_put_text(&w, "driver", h->driver);
+    qc_json_begin_list(&w, "gpus");
     for (uint32_t i = 0; i < h->gpu_count; i++)
         put_gpu(&w, h, &h->gpus[i]);
-    qc_json_write_end_array(&w);
-    qc_json_member_string(&w, "no_gpu", h->no_gpu);
-    qc_json_member_string(&w, "warning", h->warning);
-    qc_json_member_bool(&w, "cuda_kernels", h->cuda_build != NULL);
-    qc_json_member_string(&w, "cuda_build", h->cuda_build);
-    qc_json_member_string(&w, "quantizes_on", h->quantizes_on);
-    qc_json_member_string(&w, "quantizes_why", h->quantizes_why);
-    qc_json_member_begin_object(&w, "cpu");
-    qc_json_member_string(&w, "name", h->cpu_name);
-    qc_json_member_u64(&w, "threads", h->cpu_threads);
-    qc_json_member_string(&w, "isa", qc_isa_name(h->isa));
-    put_known(&w, "memory_bytes", h->memory_bytes);
-    put_known(&w, "memory_free_bytes", h->memory_free_bytes);
-    qc_json_write_end_object(&w);
-    qc_json_member_u64(&w, "disk_free_bytes", h->disk_free_bytes);
-    qc_json_member_begin_object(&w, "strategy");
-    qc_json_member_string(&w, "name", s.name);
-    qc_json_member_string(&w, "why", s.why);
-    qc_json_member_string(&w, "vram", s.vram);
-    qc_json_member_u64(&w, "room_bytes", s.room_bytes);
-    qc_json_write_end_object(&w);
-    return qc_json_write_end_text(&w);
+    qc_json_end(&w);
+    qc_json_put_text(&w, "no_gpu", h->no_gpu);
+    qc_json_put_text(&w, "warning", h->warning);
+    qc_json_put_bool(&w, "cuda_kernels", h->cuda_build != NULL);
+    qc_json_put_text(&w, "cuda_build", h->cuda_build);
+    qc_json_put_text(&w, "quantizes_on", h->quantizes_on);
+    qc_json_put_text(&w, "quantizes_why", h->quantizes_why);
+    qc_json_begin_object(&w, "cpu");
+    qc_json_put_text(&w, "name", h->cpu_name);
+    qc_json_put_u64(&w, "threads", h->cpu_threads);
+    qc_json_put_text(&w, "isa", qc_isa_name(h->isa));
+    qc_json_put_u64_if(&w, "memory_bytes", h->memory_bytes > 0, h->memory_bytes);
+    qc_json_put_u64_if(&w, "memory_free_bytes", h->memory_free_bytes > 0, h->memory_free_bytes);
+    qc_json_end(&w);
+    qc_json_put_u64(&w, "disk_free_bytes", h->disk_free_bytes);
+    qc_json_begin_object(&w, "strategy");
+    qc_json_put_text(&w, "name", s.name);
+    qc_json_put_text(&w, "why", s.why);
+    qc_json_put_text(&w, "vram", s.vram);
+    qc_json_put_u64(&w, "room_bytes", s.room_bytes);
+    qc_json_end(&w);
+    return qc_json_end_text(&w);
 }

@@ -20,7 +20,6 @@ enum {
     NVML_P2P_WRITE = 1,
     NVML_P2P_STATUS_OK = 0
 };
-#define NVML_NOT_AVAILABLE UINT64_MAX
 
 typedef struct {
     unsigned long long total, free, used;

@@ -92,13 +92,15 @@ static void beside(qc_strbuf *path, const char *out, const char *tail)
 
 /* ---- commands ---- */
 
-typedef struct {
-    qc_strbuf shell;  /* a command, or empty */
-    qc_strbuf python; /* lines, each with its newline, or empty */
-    qc_strbuf load;   /* the same with qconv.load */
-    qc_strbuf serve;  /* a command, or empty */
-    qc_strbuf path;   /* where the plain files are */
-} steps;
+/* The texts that are made of OUT's name. */
+enum {
+    SHELL,  /* a command, or empty */
+    PYTHON, /* lines, each with its newline, or empty */
+    LOAD,   /* the same with qconv.load */
+    SERVE,  /* a command, or empty */
+    PATH,   /* where the plain files are */
+    STEPS
+};
 
 static int loads(const qc_loaders *l)
 {
@@ -115,76 +117,57 @@ static void add_command(qc_strbuf *to, const char *program, const char *words, c
     shell_word(to, path);
 }
 
-static void make_load(steps *s, const char *out)
+static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char *program,
+                            const char *out, qc_error *err)
 {
-    qc_strbuf_puts(&s->load, "import qconv\nmodel = qconv.load(");
-    python_string(&s->load, out);
-    qc_strbuf_puts(&s->load, ")\n");
-}
-
-static void make_serve(steps *s, const qc_loaders *l, const char *out)
-{
-    qc_strbuf_puts(&s->serve, "vllm serve ");
-    shell_word(&s->serve, l->plugin ? out : s->path.data);
-    qc_strbuf_putf(&s->serve, "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
-}
-
-static void make_python(steps *s, const qc_loaders *l)
-{
-    qc_strbuf_putf(&s->python, "%s%sfrom %s import %s\nmodel = %s.from_pretrained(",
-                   l->import_qconv ? "import qconv  # transformers 5 needs it for experts\n" : "",
-                   l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
-    python_string(&s->python, s->path.data);
-    if (l->placed) {
-        qc_strbuf_puts(&s->python, ", device_map=json.load(open(");
-        qc_strbuf_puts(&s->path, "/device_map.json");
-        python_string(&s->python, s->path.data);
-        qc_strbuf_puts(&s->python, "))");
-    }
-    qc_strbuf_puts(&s->python, l->remote_code ? ", trust_remote_code=True)\n" : ")\n");
-}
-
-static qc_status make_steps(steps *s, const qc_loaders *l, const char *program, const char *out,
-                            qc_error *err)
-{
-    int turned_back = l->own_form != NULL;
-    if (turned_back || l->compressed)
-        beside(&s->path, out, turned_back ? "-bf16" : "-plain");
+    if (l->own_form || l->compressed)
+        beside(&s[PATH], out, l->own_form ? "-bf16" : "-plain");
     else
-        qc_strbuf_puts(&s->path, out);
-    if (turned_back)
-        add_command(&s->shell, program, " --to bf16 --compress none ", out, s->path.data);
+        qc_strbuf_puts(&s[PATH], out);
+    if (l->own_form)
+        add_command(&s[SHELL], program, " --to bf16 --compress none ", out, s[PATH].data);
     else if (l->compressed)
-        add_command(&s->shell, program, " unpack ", out, s->path.data);
-    if (l->vllm || qc_loaders_need_plugin(l))
-        make_serve(s, l, out);
-    if (l->qconv_load)
-        make_load(s, out);
-    if (loads(l))
-        make_python(s, l);
-    QC_TRY(qc_strbuf_status(&s->path, err));
-    QC_TRY(qc_strbuf_status(&s->python, err));
-    QC_TRY(qc_strbuf_status(&s->load, err));
-    QC_TRY(qc_strbuf_status(&s->serve, err));
-    return qc_strbuf_status(&s->shell, err);
+        add_command(&s[SHELL], program, " unpack ", out, s[PATH].data);
+    if (l->vllm || qc_loaders_need_plugin(l)) {
+        qc_strbuf_puts(&s[SERVE], "vllm serve ");
+        shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
+        qc_strbuf_putf(&s[SERVE], "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
+    }
+    if (l->qconv_load) {
+        qc_strbuf_puts(&s[LOAD], "import qconv\nmodel = qconv.load(");
+        python_string(&s[LOAD], out);
+        qc_strbuf_puts(&s[LOAD], ")\n");
+    }
+    if (loads(l)) {
+        qc_strbuf *python = &s[PYTHON];
+        qc_strbuf_putf(python, "%s%sfrom %s import %s\nmodel = %s.from_pretrained(",
+                       l->import_qconv ? "import qconv  # transformers 5 needs it for experts\n"
+                                       : "",
+                       l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
+        python_string(python, s[PATH].data);
+        if (l->placed) {
+            qc_strbuf_puts(python, ", device_map=json.load(open(");
+            qc_strbuf_puts(&s[PATH], "/device_map.json");
+            python_string(python, s[PATH].data);
+            qc_strbuf_puts(python, "))");
+        }
+        qc_strbuf_puts(python, l->remote_code ? ", trust_remote_code=True)\n" : ")\n");
+    }
+    for (int i = 0; i < STEPS; i++)
+        QC_TRY(qc_strbuf_status(&s[i], err));
+    return QC_OK;
 }
 
-static void init_steps(steps *s)
+static void init_steps(qc_strbuf s[STEPS])
 {
-    qc_strbuf_init(&s->shell, (size_t)1 << 20);
-    qc_strbuf_init(&s->python, (size_t)1 << 20);
-    qc_strbuf_init(&s->load, (size_t)1 << 20);
-    qc_strbuf_init(&s->serve, (size_t)1 << 20);
-    qc_strbuf_init(&s->path, (size_t)1 << 20);
+    for (int i = 0; i < STEPS; i++)
+        qc_strbuf_init(&s[i], (size_t)1 << 20);
 }
 
-static void deinit_steps(steps *s)
+static void deinit_steps(qc_strbuf s[STEPS])
 {
-    qc_strbuf_deinit(&s->shell);
-    qc_strbuf_deinit(&s->python);
-    qc_strbuf_deinit(&s->load);
-    qc_strbuf_deinit(&s->serve);
-    qc_strbuf_deinit(&s->path);
+    for (int i = 0; i < STEPS; i++)
+        qc_strbuf_deinit(&s[i]);
 }
 
 /* ---- text ---- */
@@ -214,92 +197,74 @@ void qc_next_steps_names(const qc_loaders *l, qc_strbuf *text)
     qc_strbuf_puts(text, "\n");
 }
 
-/* How programs that read plain files get them. */
-static void add_plain_files(const qc_loaders *l, const steps *s, qc_strbuf *text)
+static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *text)
 {
-    if (l->own_form) {
-        qc_strbuf_putf(text, "%s does not load this form (%s); libqconv reads it, too.\n",
-                       l->library, l->own_form);
-        add_commands(text, "This turns it back into 16 bits for others:\n", &s->shell);
-        return;
-    }
-    qc_strbuf_putf(text, "%s reads plain files, which this writes:\n",
-                   strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library);
-    add_indented(text, s->shell.data);
-    add_commands(text, "then in Python:\n", &s->python);
-}
-
-static void add_steps(const qc_loaders *l, const steps *s, qc_strbuf *text)
-{
+    const int plain = !l->compressed && !l->own_form;
     qc_next_steps_names(l, text);
     if (!l->has_config)
         qc_strbuf_puts(text, "transformers needs a config.json, which the source has not.\n");
-    const int plain = !l->compressed && !l->own_form;
     if (plain)
-        add_commands(text, "In Python:\n", &s->python);
+        add_commands(text, "In Python:\n", &s[PYTHON]);
     add_commands(text, plain ? "or with qconv's package:\n" : "In Python with qconv's package:\n",
-                 &s->load);
+                 &s[LOAD]);
     add_commands(text,
                  qc_loaders_need_plugin(l) ? "With vLLM and the plug-in of that package:\n"
                                            : "With vLLM:\n",
-                 &s->serve);
-    if (!plain)
-        add_plain_files(l, s, text);
+                 &s[SERVE]);
+    /* How programs that read plain files get them. */
+    if (l->own_form) {
+        qc_strbuf_putf(text, "%s does not load this form (%s); libqconv reads it, too.\n",
+                       l->library, l->own_form);
+        add_commands(text, "This turns it back into 16 bits for others:\n", &s[SHELL]);
+    } else if (!plain) {
+        qc_strbuf_putf(text, "%s reads plain files, which this writes:\n",
+                       strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library);
+        add_indented(text, s[SHELL].data);
+        add_commands(text, "then in Python:\n", &s[PYTHON]);
+    }
 }
 
 qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const char *out,
                              qc_strbuf *text, qc_error *err)
 {
-    steps s;
-    init_steps(&s);
-    qc_status st = make_steps(&s, l, program, out, err);
+    qc_strbuf s[STEPS];
+    init_steps(s);
+    qc_status st = make_steps(s, l, program, out, err);
     if (st == QC_OK) {
-        add_steps(l, &s, text);
+        add_steps(l, s, text);
         st = qc_strbuf_status(text, err);
     }
-    deinit_steps(&s);
+    deinit_steps(s);
     return st;
 }
 
 /* ---- JSON ---- */
 
-static void put_loads(const qc_loaders *l, const steps *s, qc_json_writer *w)
-{
-    qc_json_write_key(w, "loads");
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "form", l->own_form ? l->own_form : l->row.form);
-    qc_json_write_key(w, "transformers");
-    qc_json_write_compact_next(w);
-    qc_json_write_begin_array(w);
-    int transformers = loads(l) && strcmp(l->library, "transformers") == 0;
-    if (transformers && l->row.transformers4)
-        qc_json_write_u64(w, 4);
-    if (transformers && l->row.transformers5)
-        qc_json_write_u64(w, 5);
-    qc_json_write_end_array(w);
-    qc_json_member_bool(w, "diffusers", loads(l) && !transformers);
-    qc_json_member_string(w, "with", l->row.with);
-    qc_json_member_bool(w, "qconv", l->qconv_load);
-    qc_json_member_bool(w, "vllm_plugin", l->plugin);
-    qc_json_member_bool(w, "unpack_first", l->compressed);
-    qc_json_member_string(w, "instead", l->instead);
-    if (s) {
-        qc_json_member_string(w, "command", s->shell.len ? s->shell.data : NULL);
-        qc_json_member_string(w, "python", s->python.len ? s->python.data : NULL);
-        qc_json_member_string(w, "load", s->load.len ? s->load.data : NULL);
-        qc_json_member_string(w, "serve", s->serve.len ? s->serve.data : NULL);
-    }
-    qc_json_write_end_object(w);
-}
-
 qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const char *out,
                              qc_json_writer *w, qc_error *err)
 {
-    steps s;
-    init_steps(&s);
-    qc_status st = out ? make_steps(&s, l, program, out, err) : QC_OK;
-    if (st == QC_OK)
-        put_loads(l, out ? &s : NULL, w);
-    deinit_steps(&s);
+    static const char *const names[] = {"command", "python", "load", "serve"};
+    const int is_loaded = loads(l), transformers = strcmp(l->library, "transformers") == 0;
+    qc_strbuf s[STEPS];
+    init_steps(s);
+    qc_status st = out ? make_steps(s, l, program, out, err) : QC_OK;
+    qc_json_begin_object(w, "loads");
+    qc_json_put_text(w, "form", l->own_form ? l->own_form : l->row.form);
+    qc_json_begin_line(w, "transformers");
+    if (is_loaded && transformers && l->row.transformers4)
+        qc_json_put_u64(w, NULL, 4);
+    if (is_loaded && transformers && l->row.transformers5)
+        qc_json_put_u64(w, NULL, 5);
+    qc_json_end(w);
+    qc_json_put_bool(w, "diffusers", is_loaded && !transformers);
+    qc_json_put_text(w, "with", l->row.with);
+    qc_json_put_bool(w, "qconv", l->qconv_load);
+    qc_json_put_bool(w, "vllm_plugin", l->plugin);
+    qc_json_put_bool(w, "unpack_first", l->compressed);
+    qc_json_put_text(w, "instead", l->instead);
+    for (int i = 0; out && i < PATH; i++)
+        qc_json_put_text(w, names[i], s[i].len ? s[i].data : NULL);
+    qc_json_end(w);
+    deinit_steps(s);
     return st;
 }

@@ -156,27 +156,21 @@ uint32_t qc_calibration_count(const qc_calibration *s)
 
 void qc_calibration_tell(const qc_calibration *s, const qc_pipeline *p, qc_convert_report *report)
 {
-    double rounded = 0, calibrated = 0;
-    uint64_t count = 0;
+    qc_manifest_outputs sums = {0, 0};
+    uint32_t count = 0;
     if (!s->known)
         return;
     for (uint32_t i = 0; i < p->plan->job_count; i++) {
         if (p->jobs[i].outputs.rounded > 0) {
-            rounded += p->jobs[i].outputs.rounded;
-            calibrated += p->jobs[i].outputs.calibrated;
+            sums.rounded += p->jobs[i].outputs.rounded;
+            sums.calibrated += p->jobs[i].outputs.calibrated;
             count++;
         }
     }
-    report->calibration_text = s->report.text;
-    report->calibration_hessians = s->report.hessians;
-    report->calibration_tokens = s->report.tokens;
-    report->calibration_damping = s->report.damping;
-    report->calibration_sided = s->report.sided;
-    report->calibration_seconds = s->report.seconds;
-    report->calibrated = count;
-    report->not_calibrated = s->report.left;
-    report->outputs_rounded = count ? rounded / (double)count : 0;
-    report->outputs_calibrated = count ? calibrated / (double)count : 0;
+    report->calibration = s->report;
+    report->calibration.weights = count;
+    if (count > 0)
+        report->outputs = (qc_manifest_outputs){sums.rounded / count, sums.calibrated / count};
 }
 
 void qc_calibration_close(qc_calibration *s)

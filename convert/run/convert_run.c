@@ -411,12 +411,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     qc_status st = go_on(c, &m, &done, report, err);
     watch_end(&w);
     QC_TRY(st);
-    const qc_resume_found *found = qc_resume_found_of(c->resume);
-    report->continued = found->continued;
-    report->tensors_kept = found->jobs_kept;
-    report->tensors_redone = found->jobs_redone;
-    report->bytes_in_kept = found->bytes_kept;
-    report->bytes_out_kept = found->stored_kept;
+    report->found = *qc_resume_found_of(c->resume);
     qc_calibration_tell(&c->calibrate, &c->p, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);

@@ -13,8 +13,6 @@ typedef struct {
     qc_manifest_outputs outputs;
 } qc_manifest_rows;
 
-#define QC_MANIFEST_ROWS_NONE ((qc_manifest_rows){.p = NULL})
-
 /* Fills m from the pipeline's results. What it holds lives in the plan's arena, except for its
  * tensors, which are rows made from p: both p and *rows have to outlive m. */
 QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,

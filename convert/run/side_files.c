@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define SIDE_TEXT_MAX ((size_t)256 << 20)
+#define QUANTIZATION  "quantization_config"
 #define GROUPS_MAX    (QC_SCHEME_COUNT * 4) /* schemes by block sizes */
 
 const char *qc_compute_dtype(const qc_plan *plan)
@@ -29,33 +30,31 @@ const char *qc_compute_dtype(const qc_plan *plan)
     return f16 > bf16 ? "float16" : "bfloat16";
 }
 
-static void write_skip_modules(qc_json_writer *w, const qc_plan *plan)
+static void write_skip_modules(qc_json_writer *w, const char *key, const qc_plan *plan)
 {
-    qc_json_write_begin_array(w);
-    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
-        qc_json_write_string(w, plan->recipe->skip_modules[i]);
-    qc_json_write_end_array(w);
+    qc_json_put_texts(w, key, plan->recipe->skip_modules, plan->recipe->skip_count);
 }
 
 /* Writes the members as transformers writes them, in its order (sorted). */
-static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bit)
+static void write_bnb_config(qc_json_writer *w, const qc_plan *plan)
 {
+    int four_bit = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        four_bit |= qc_schemes[plan->jobs[i].scheme].bits == 4;
     int double_quant = four_bit && plan->options->recipe.double_quant;
-    qc_json_member_bool(w, "_load_in_4bit", four_bit);
-    qc_json_member_bool(w, "_load_in_8bit", !four_bit);
-    qc_json_member_string(w, "bnb_4bit_compute_dtype",
-                          four_bit ? qc_compute_dtype(plan) : "float32");
-    qc_json_member_string(w, "bnb_4bit_quant_storage", "uint8");
-    qc_json_member_string(w, "bnb_4bit_quant_type", four_bit ? "nf4" : "fp4");
-    qc_json_member_bool(w, "bnb_4bit_use_double_quant", double_quant);
-    qc_json_member_bool(w, "llm_int8_enable_fp32_cpu_offload", 0);
-    qc_json_member_bool(w, "llm_int8_has_fp16_weight", 0);
-    qc_json_write_key(w, "llm_int8_skip_modules");
-    write_skip_modules(w, plan);
-    qc_json_member_double(w, "llm_int8_threshold", 6.0);
-    qc_json_member_bool(w, "load_in_4bit", four_bit);
-    qc_json_member_bool(w, "load_in_8bit", !four_bit);
-    qc_json_member_string(w, "quant_method", "bitsandbytes");
+    qc_json_put_bool(w, "_load_in_4bit", four_bit);
+    qc_json_put_bool(w, "_load_in_8bit", !four_bit);
+    qc_json_put_text(w, "bnb_4bit_compute_dtype", four_bit ? qc_compute_dtype(plan) : "float32");
+    qc_json_put_text(w, "bnb_4bit_quant_storage", "uint8");
+    qc_json_put_text(w, "bnb_4bit_quant_type", four_bit ? "nf4" : "fp4");
+    qc_json_put_bool(w, "bnb_4bit_use_double_quant", double_quant);
+    qc_json_put_bool(w, "llm_int8_enable_fp32_cpu_offload", 0);
+    qc_json_put_bool(w, "llm_int8_has_fp16_weight", 0);
+    write_skip_modules(w, "llm_int8_skip_modules", plan);
+    qc_json_put_double(w, "llm_int8_threshold", 6.0);
+    qc_json_put_bool(w, "load_in_4bit", four_bit);
+    qc_json_put_bool(w, "load_in_8bit", !four_bit);
+    qc_json_put_text(w, "quant_method", "bitsandbytes");
 }
 
 static const qc_job *first_quantized(const qc_plan *plan)
@@ -66,45 +65,32 @@ static const qc_job *first_quantized(const qc_plan *plan)
     return &plan->jobs[i];
 }
 
-/* Writes the block size of the weights that stay in FP8, because their reader needs it. */
-static void write_block_size(qc_json_writer *w, const qc_plan *plan)
-{
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
-    const qc_json_node *size = qc_json_get(q, "weight_block_size");
-    uint64_t n = 0;
-    if (!strstr(plan->own_form, "fp8") || !size || qc_json_kind_of(size) != QC_JSON_ARRAY)
-        return;
-    qc_json_member_begin_array(w, "weight_block_size");
-    for (size = qc_json_first(size); size; size = qc_json_next(size)) {
-        if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
-            qc_json_write_u64(w, n); /* both are, or the recipe would have failed */
-    }
-    qc_json_write_end_array(w);
-}
-
-/* Writes how zero points are stored in the weights that stay in GPTQ's form, because their reader
- * needs it. */
-static void write_checkpoint_format(qc_json_writer *w, const qc_plan *plan)
-{
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
-    if (strstr(plan->own_form, "gptq"))
-        qc_json_member_string(w, "checkpoint_format",
-                              qc_json_string_or(qc_json_get(q, "checkpoint_format"), "gptq"));
-}
-
 /* bitsandbytes does not load these, so nothing here claims so. What stops a loader that ignores the
  * method is the shape of the codes (docs/format.md 3.6). */
 static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 {
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
+    const qc_json_node *size = qc_json_get(q, "weight_block_size");
     const qc_job *j = first_quantized(plan);
-    qc_json_member_u64(w, "block_size", j->block_elems); /* 0: row-wise */
-    qc_json_member_bool(w, "double_quant", j->nested);
-    qc_json_write_key(w, "modules_to_not_convert");
-    write_skip_modules(w, plan);
-    qc_json_member_string(w, "quant_method", "qconv");
-    qc_json_member_string(w, "quant_type", plan->own_form);
-    write_block_size(w, plan);
-    write_checkpoint_format(w, plan);
+    uint64_t n = 0;
+    qc_json_put_u64(w, "block_size", j->block_elems); /* 0: row-wise */
+    qc_json_put_bool(w, "double_quant", j->nested);
+    write_skip_modules(w, "modules_to_not_convert", plan);
+    qc_json_put_text(w, "quant_method", "qconv");
+    qc_json_put_text(w, "quant_type", plan->own_form);
+    /* The reader of weights that stay in FP8 needs their block size, and the reader of those that
+     * stay in GPTQ's form needs to know how their zero points are stored. */
+    if (strstr(plan->own_form, "fp8") && size && qc_json_kind_of(size) == QC_JSON_ARRAY) {
+        qc_json_begin_list(w, "weight_block_size");
+        for (size = qc_json_first(size); size; size = qc_json_next(size)) {
+            if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
+                qc_json_put_u64(w, NULL, n); /* both are, or the recipe would have failed */
+        }
+        qc_json_end(w);
+    }
+    if (strstr(plan->own_form, "gptq"))
+        qc_json_put_text(w, "checkpoint_format",
+                         qc_json_string_or(qc_json_get(q, "checkpoint_format"), "gptq"));
 }
 
 /* ---- compressed-tensors ----
@@ -141,31 +127,31 @@ static const char *format_word(const qc_job *j)
 static void write_integers(qc_json_writer *w, unsigned bits, const char *strategy, int dynamic,
                            uint32_t group)
 {
-    qc_json_member_bool(w, "dynamic", dynamic);
+    qc_json_put_bool(w, "dynamic", dynamic);
     if (group)
-        qc_json_member_u64(w, "group_size", group);
-    qc_json_member_u64(w, "num_bits", bits);
-    qc_json_member_string(w, "strategy", strategy);
-    qc_json_member_bool(w, "symmetric", 1);
-    qc_json_member_string(w, "type", "int");
-    qc_json_write_end_object(w);
+        qc_json_put_u64(w, "group_size", group);
+    qc_json_put_u64(w, "num_bits", bits);
+    qc_json_put_text(w, "strategy", strategy);
+    qc_json_put_bool(w, "symmetric", 1);
+    qc_json_put_text(w, "type", "int");
+    qc_json_end(w);
 }
 
 static qc_status write_targets(qc_json_writer *w, const qc_plan *plan, const qc_job *of, int all,
                                qc_error *err)
 {
-    qc_json_member_begin_array(w, "targets");
+    qc_json_begin_list(w, "targets");
     if (all)
-        qc_json_write_string(w, "Linear");
+        qc_json_put_text(w, NULL, "Linear");
     for (uint32_t i = 0; !all && i < plan->job_count; i++) {
         const char *name = plan->jobs[i].name, *module = NULL;
         if (!same_group(&plan->jobs[i], of))
             continue;
         size_t n = strlen(name) - (qc_ends_with(name, ".weight") ? strlen(".weight") : 0);
         QC_TRY(qc_arena_strndup(plan->arena, &module, name, n, err));
-        qc_json_write_string(w, module);
+        qc_json_put_text(w, NULL, module);
     }
-    qc_json_write_end_array(w);
+    qc_json_end(w);
     return QC_OK;
 }
 
@@ -173,16 +159,16 @@ static qc_status write_group(qc_json_writer *w, const qc_plan *plan, const qc_jo
                              qc_error *err)
 {
     const qc_scheme_row *row = &qc_schemes[of->scheme];
-    qc_json_member_string(w, "format", format_word(of));
+    qc_json_put_text(w, "format", format_word(of));
     if (row->activation_bits == 8) {
-        qc_json_member_begin_object(w, "input_activations");
+        qc_json_begin_object(w, "input_activations");
         write_integers(w, 8, "token", 1, 0);
     } else {
-        qc_json_member_string(w, "input_activations", NULL);
+        qc_json_put_text(w, "input_activations", NULL);
     }
-    qc_json_member_string(w, "output_activations", NULL);
+    qc_json_put_text(w, "output_activations", NULL);
     QC_TRY(write_targets(w, plan, of, all, err));
-    qc_json_member_begin_object(w, "weights");
+    qc_json_begin_object(w, "weights");
     write_integers(w, row->bits, of->block_elems ? "group" : "channel", 0, of->block_elems);
     return QC_OK;
 }
@@ -196,180 +182,99 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
     int mixed = 0;
     for (uint32_t g = 1; g < count; g++)
         mixed |= strcmp(format_word(first[g]), format_word(first[0])) != 0;
-    qc_json_member_begin_object(w, "config_groups");
+    qc_json_begin_object(w, "config_groups");
     for (uint32_t g = 0; g < count; g++) {
         (void)snprintf(name, sizeof name, "group_%u", g);
-        qc_json_member_begin_object(w, name);
+        qc_json_begin_object(w, name);
         QC_TRY(write_group(w, plan, first[g], count == 1, err));
-        qc_json_write_end_object(w);
+        qc_json_end(w);
     }
-    qc_json_write_end_object(w);
-    qc_json_member_string(w, "format", mixed ? "mixed-precision" : format_word(first[0]));
-    qc_json_write_key(w, "ignore");
-    write_skip_modules(w, plan);
-    qc_json_member_string(w, "kv_cache_scheme", NULL);
-    qc_json_member_string(w, "quant_method", "compressed-tensors");
-    qc_json_member_string(w, "quantization_status", "compressed");
+    qc_json_end(w);
+    qc_json_put_text(w, "format", mixed ? "mixed-precision" : format_word(first[0]));
+    write_skip_modules(w, "ignore", plan);
+    qc_json_put_text(w, "kv_cache_scheme", NULL);
+    qc_json_put_text(w, "quant_method", "compressed-tensors");
+    qc_json_put_text(w, "quantization_status", "compressed");
     return QC_OK;
 }
 
-static int has_nf4(const qc_plan *plan)
+/* Sets quantization_config, which lies one level deep. */
+static qc_status set_quantization_config(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        if (qc_schemes[plan->jobs[i].scheme].bits == 4)
-            return 1;
-    }
-    return 0;
-}
-
-static void indent(qc_strbuf *out, const qc_strbuf *text, const char *by)
-{
-    for (size_t i = 0; i < text->len; i++) {
-        qc_strbuf_put(out, &text->data[i], 1);
-        if (text->data[i] == '\n')
-            qc_strbuf_puts(out, by);
-    }
-}
-
-/* The text of quantization_config, indented to sit one level deep. */
-static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, qc_error *err)
-{
-    qc_strbuf flat;
+    qc_strbuf value;
     qc_json_writer w;
-    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
-    qc_json_write_begin_text(&w, &flat, err);
     qc_status st = QC_OK;
+    qc_strbuf_init(&value, SIDE_TEXT_MAX);
+    qc_json_begin_text(&w, &value, err);
+    w.indent = 1;
     if (plan->own_form)
         write_own_config(&w, plan);
     else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
         st = write_compressed_tensors_config(&w, plan, err);
     else
-        write_bnb_config(&w, plan, has_nf4(plan));
-    qc_json_write_end_object(&w);
+        write_bnb_config(&w, plan);
+    qc_json_end(&w);
     if (st == QC_OK)
         st = qc_json_write_finish(&w);
-    indent(out, &flat, "  ");
-    qc_strbuf_deinit(&flat);
-    return st == QC_OK ? qc_strbuf_status(out, err) : st;
+    if (st == QC_OK)
+        st = qc_json_splice(text, NULL, QUANTIZATION, value.data, err);
+    qc_strbuf_deinit(&value);
+    return st;
 }
 
-/* Returns the dtype that every floating tensor was asked to have, or NULL. */
-static const char *common_dtype(const qc_plan_options *o)
+/* Sets the recipe's list of plain modules in the quantization_config of the source. */
+static qc_status set_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
-    if (o->recipe.to == QC_TO_BF16)
-        return "\"bfloat16\"";
-    if (o->recipe.to == QC_TO_FP16)
-        return "\"float16\"";
-    return o->recipe.rest == QC_REST_BF16   ? "\"bfloat16\""
-           : o->recipe.rest == QC_REST_FP16 ? "\"float16\""
-                                            : NULL;
-}
-
-/* Does one splice from text to out, and replaces text by the result. */
-static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_error *err)
-{
-    qc_strbuf next;
-    qc_strbuf_init(&next, SIDE_TEXT_MAX);
-    qc_status st = qc_json_splice(&next, text->data, text->len, key, value, err);
-    if (st != QC_OK) {
-        qc_strbuf_deinit(&next);
-        return st;
-    }
-    qc_strbuf_deinit(text);
-    *text = next;
-    return QC_OK;
-}
-
-/* Makes the quantization_config of the source with the recipe's list of plain modules. */
-static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
-{
-    static const char key[] = "quantization_config";
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), key);
-    const char *old = NULL;
-    size_t old_len = 0;
-    qc_strbuf flat, list, next;
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
+    qc_strbuf list;
     qc_json_writer w;
-    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_strbuf_init(&list, SIDE_TEXT_MAX);
-    qc_strbuf_init(&next, SIDE_TEXT_MAX);
-    qc_json_write_init(&w, &flat, err);
-    write_skip_modules(&w, plan);
+    qc_json_write_init(&w, &list, err);
+    w.indent = 2;
+    write_skip_modules(&w, NULL, plan);
     qc_status st = qc_json_write_finish(&w);
-    indent(&list, &flat, "    ");
     if (st == QC_OK)
-        st = qc_strbuf_status(&list, err);
-    if (st == QC_OK)
-        st = qc_json_member_text(text->data, text->len, key, &old, &old_len, err);
-    if (st == QC_OK)
-        st = qc_json_splice(&next, old, old_len, qc_skip_key(q), list.data, err);
-    if (st == QC_OK)
-        st = splice(text, key, next.data, err);
-    qc_strbuf_deinit(&flat);
+        st = qc_json_splice(text, QUANTIZATION, qc_skip_key(q), list.data, err);
     qc_strbuf_deinit(&list);
-    qc_strbuf_deinit(&next);
     return st;
 }
 
-/* Sets the numbers of layers for multi-token prediction that an object has to 0. */
-static qc_status splice_no_mtp(qc_strbuf *text, const qc_json_node *object, qc_error *err)
+/* Sets the numbers of layers for multi-token prediction to 0, also in the text_config. */
+static qc_status set_no_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
 {
+    static const char *const places[] = {NULL, "text_config"};
     static const char *const keys[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (qc_json_get(object, keys[i]))
-            QC_TRY(splice(text, keys[i], "0", err));
+    for (size_t i = 0; i < 4; i++) {
+        const char *in = places[i / 2], *key = keys[i % 2];
+        if (qc_json_get(in ? qc_json_get(root, in) : root, key))
+            QC_TRY(qc_json_splice(text, in, key, "0", err));
+    }
     return QC_OK;
-}
-
-/* The same for a config.json, and for its text_config. */
-static qc_status splice_dropped_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
-{
-    static const char key[] = "text_config";
-    const char *old = NULL;
-    size_t old_len = 0;
-    qc_strbuf inner;
-    QC_TRY(splice_no_mtp(text, root, err));
-    if (!qc_json_get(root, key))
-        return QC_OK;
-    QC_TRY(qc_json_member_text(text->data, text->len, key, &old, &old_len, err));
-    qc_strbuf_init(&inner, SIDE_TEXT_MAX);
-    qc_status st = qc_strbuf_add(&inner, old, old_len, err);
-    if (st == QC_OK)
-        st = splice_no_mtp(&inner, qc_json_get(root, key), err);
-    if (st == QC_OK)
-        st = splice(text, key, inner.data, err);
-    qc_strbuf_deinit(&inner);
-    return st;
 }
 
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     const qc_json_node *root = qc_json_root(m->config);
-    int quantized = plan->weights_quantized > 0;
-    qc_strbuf value;
-    qc_strbuf_init(&value, SIDE_TEXT_MAX);
     QC_TRY(qc_strbuf_add(out, m->config_text, m->config_len, err));
-    qc_status st = QC_OK;
-    if (quantized) {
-        st = make_quantization_config(&value, plan, err);
-        if (st == QC_OK)
-            st = splice(out, "quantization_config", value.data, err);
-    } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
-               !plan->recipe->keeps_coded) {
-        st = splice(out, "quantization_config", NULL, err);
-    } else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to)) {
-        st = splice_skip_list(out, plan, err);
-    }
-    qc_strbuf_deinit(&value);
-    const char *dtype = common_dtype(plan->options);
+    if (plan->weights_quantized > 0)
+        QC_TRY(set_quantization_config(out, plan, err));
+    else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
+             !plan->recipe->keeps_coded)
+        QC_TRY(qc_json_splice(out, NULL, QUANTIZATION, NULL, err));
+    else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to))
+        QC_TRY(set_skip_list(out, plan, err));
+    /* The dtype that every floating tensor was asked to have. */
+    const qc_recipe_options *o = &plan->options->recipe;
+    const char *dtype = o->to == QC_TO_BF16 || (o->to != QC_TO_FP16 && o->rest == QC_REST_BF16)
+                            ? "\"bfloat16\""
+                        : o->to == QC_TO_FP16 || o->rest == QC_REST_FP16 ? "\"float16\""
+                                                                         : NULL;
     static const char *const dtype_keys[] = {"torch_dtype", "dtype"};
-    for (int i = 0; st == QC_OK && dtype && i < 2; i++) {
+    for (int i = 0; dtype && i < 2; i++)
         if (qc_json_get(root, dtype_keys[i]))
-            st = splice(out, dtype_keys[i], dtype, err);
-    }
-    if (st == QC_OK && plan->recipe->mtp_dropped)
-        st = splice_dropped_mtp(out, root, err);
-    return st;
+            QC_TRY(qc_json_splice(out, NULL, dtype_keys[i], dtype, err));
+    return plan->recipe->mtp_dropped ? set_no_mtp(out, root, err) : QC_OK;
 }
 
 static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, size_t count,
@@ -377,19 +282,19 @@ static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, 
 {
     qc_json_writer w;
     qc_index_entry e;
-    qc_json_write_begin_text(&w, &out->text, err);
-    qc_json_member_begin_object(&w, "metadata");
-    qc_json_member_u64(&w, "total_size", total_bytes);
-    qc_json_write_end_object(&w);
-    qc_json_member_begin_object(&w, "weight_map");
+    qc_json_begin_text(&w, &out->text, err);
+    qc_json_begin_object(&w, "metadata");
+    qc_json_put_u64(&w, "total_size", total_bytes);
+    qc_json_end(&w);
+    qc_json_begin_object(&w, "weight_map");
     for (size_t i = 0; i < count; i++) {
         QC_TRY(row(ctx, i, &e, err));
-        qc_json_member_string(&w, e.name, e.file);
+        qc_json_put_text(&w, e.name, e.file);
         if (w.st == QC_OK)
             w.st = qc_text_file_step(out, err);
     }
-    qc_json_write_end_object(&w);
-    return qc_json_write_end_text(&w);
+    qc_json_end(&w);
+    return qc_json_end_text(&w);
 }
 
 qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,

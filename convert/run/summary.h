@@ -5,7 +5,9 @@
 
 #include "base/strbuf.h"
 #include "convert/adapter/adapters.h"
+#include "convert/calibrate/calibrate.h"
 #include "convert/plan/plan.h"
+#include "convert/run/resume.h"
 #include "formats/json_writer.h"
 
 #define QC_REPORT_SCHEMES (QC_SCHEME_ABSORBED + 1)
@@ -32,25 +34,17 @@ typedef struct {
     uint64_t side_files; /* those that were copied: tokenizer, ... */
     qc_report_scheme schemes[QC_REPORT_SCHEMES];
     unsigned threads;
-    const char *isa;         /* "avx2", ... */
-    const char *device;      /* "cpu", "cuda:0 (NVIDIA H200)" */
-    uint64_t gpu_weights;    /* those that GPUs quantized */
-    int continued;           /* this run went on with an interrupted conversion: */
-    uint64_t tensors_kept;   /* tensors of the source that it had finished, unchanged since */
-    uint64_t tensors_redone; /* tensors that it had begun, and that were made again */
-    uint64_t bytes_in_kept, bytes_out_kept; /* of bytes_in and bytes_out_stored, done before */
-    const qc_attached_adapter *adapters;    /* --lora; those of the checkpoint */
+    const char *isa;       /* "avx2", ... */
+    const char *device;    /* "cpu", "cuda:0 (NVIDIA H200)" */
+    uint64_t gpu_weights;  /* those that GPUs quantized */
+    qc_resume_found found; /* what an interrupted conversion had left, if this run continued it */
+    const qc_attached_adapter *adapters; /* --lora; those of the checkpoint */
     size_t adapter_count;
-    /* --hessians; without it, text and hessians are NULL */
-    const char *calibration_text, *calibration_hessians; /* as given */
-    uint64_t calibration_tokens;
-    uint64_t calibrated, not_calibrated; /* counts of the weights that are quantized */
-    double calibration_damping;
-    unsigned calibration_sided; /* 1 or 2 */
-    double calibration_seconds; /* of all runs that it took; 0: an earlier run did all of it */
-    double outputs_rounded;     /* mean error in outputs over the calibrated weights */
-    double outputs_calibrated;
-    const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
+    /* --hessians; without it, text and hessians are NULL. Its weights are those that this run or an
+     * earlier one calibrated, its seconds those of all runs that it took. */
+    qc_calibrate_report calibration;
+    qc_manifest_outputs outputs; /* mean errors over the calibrated weights */
+    const char *worst_name;      /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;
     const struct qc_auto_result *choice; /* --to auto; else NULL */

@@ -64,11 +64,6 @@ static void say(const char *line, size_t len)
     }
 }
 
-void qc_console_printable(char *s)
-{
-    qc_text_printable(s);
-}
-
 int qc_console_terminal(int fd)
 {
     const char *term = getenv("TERM");
@@ -85,7 +80,7 @@ int qc_console_colour(int fd)
 static void say_line(const char *colour, char *text)
 {
     char line[LINE_BYTES + 64];
-    qc_console_printable(text);
+    qc_text_printable(text);
     int coloured = qc_console_colour(STDERR_FILENO);
     pthread_mutex_lock(&stderr_lock);
     int n = snprintf(line, sizeof line, "%s%sqconv:%s %s\n", bar_is_up ? erase_line : "",

@@ -40,7 +40,4 @@ void qc_console_bar(const char *text);
 int qc_console_terminal(int fd);
 /* May colour be written to fd? It must be such a terminal, and NO_COLOR must be unset or empty. */
 int qc_console_colour(int fd);
-/* Does what qc_text_printable does (base/text.h). */
-void qc_console_printable(char *s);
-
 #endif

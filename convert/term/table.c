@@ -1,6 +1,6 @@
 #include "convert/term/table.h"
 
-#include "convert/term/console.h"
+#include "base/text.h"
 #include "convert/term/size_text.h"
 
 #include <assert.h>
@@ -42,8 +42,6 @@ void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns)
 void qc_table_columns(qc_table *t, const char *columns)
 {
     for (const char *end = columns; end; columns = end + 1) {
-        int warns = *columns == '!';
-        columns += warns;
         qc_align align = *columns == '>' ? QC_ALIGN_RIGHT : QC_ALIGN_LEFT;
         columns += align == QC_ALIGN_RIGHT;
         end = strchr(columns, '|');
@@ -51,7 +49,6 @@ void qc_table_columns(qc_table *t, const char *columns)
         t->titles[t->column_count] =
             keep(t, columns, end ? (size_t)(end - columns) : strlen(columns));
         t->aligns[t->column_count] = align;
-        t->warns[t->column_count] = warns;
         t->column_count++;
         if (!end)
             break;
@@ -83,7 +80,7 @@ void qc_table_put(qc_table *t, const char *text)
     if ((text && !copy) || !reserve(t))
         return;
     if (copy)
-        qc_console_printable(copy);
+        qc_text_printable(copy);
     const char *cell = copy ? copy : not_known;
     size_t *width = &t->widths[t->cell_count % t->column_count];
     size_t w = width_of(cell);
@@ -119,10 +116,16 @@ void qc_table_bytes(qc_table *t, uint64_t n)
     qc_table_put(t, qc_text_bytes(text, n));
 }
 
+void qc_table_empty(qc_table *t, unsigned count)
+{
+    for (; count > 0; count--)
+        qc_table_put(t, "");
+}
+
 void qc_table_end_row(qc_table *t)
 {
-    while (!t->wanted && t->cell_count % t->column_count)
-        qc_table_put(t, "");
+    if (t->cell_count % t->column_count)
+        qc_table_empty(t, t->column_count - (unsigned)(t->cell_count % t->column_count));
 }
 
 static void print_row(const qc_table *t, const char *const *cells, unsigned indent, qc_strbuf *out)

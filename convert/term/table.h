@@ -29,7 +29,6 @@ typedef struct {
     unsigned column_count;
     const char *titles[QC_TABLE_MAX_COLUMNS];
     qc_align aligns[QC_TABLE_MAX_COLUMNS];
-    int warns[QC_TABLE_MAX_COLUMNS]; /* what stands in the column is bad news */
     size_t widths[QC_TABLE_MAX_COLUMNS];
     const char **cells; /* row after row */
     size_t cell_count, cell_room;
@@ -37,7 +36,7 @@ typedef struct {
 } qc_table;
 
 /* Begins a table. The titles of the columns stand between '|'; a '>' before a title aligns its
- * column right, and a '!' before both has a page write the column in red. */
+ * column right. */
 void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns);
 /* Adds more columns; call it before the first cell. */
 void qc_table_columns(qc_table *t, const char *columns);
@@ -48,7 +47,8 @@ void qc_table_putf(qc_table *t, const char *fmt, ...) QC_PRINTF(2, 3);
 void qc_table_number(qc_table *t, uint64_t n); /* "8030" */
 void qc_table_count(qc_table *t, uint64_t n);  /* "8,030" */
 void qc_table_bytes(qc_table *t, uint64_t n);  /* "8.03 KB" */
-/* Leaves the cells that the row still needs empty. */
+/* Leaves so many cells empty, or those that the row still needs. */
+void qc_table_empty(qc_table *t, unsigned count);
 void qc_table_end_row(qc_table *t);
 
 /* Writes the titles and then the rows, each indented by `indent` spaces, without spaces at the ends

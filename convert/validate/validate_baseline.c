@@ -24,13 +24,13 @@
 qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_u64(&w, "qconv_baseline", BASELINE_VERSION);
-    qc_json_member_string(&w, "qconv_version", QCONV_VERSION);
-    qc_json_member_string(&w, "activations", r->activations ? CAPTURED : RANDOM);
-    qc_json_member_u64(&w, "seed", r->seed);
-    qc_json_member_u64(&w, "rows", r->rows);
-    qc_json_member_begin_array(&w, "layers");
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_u64(&w, "qconv_baseline", BASELINE_VERSION);
+    qc_json_put_text(&w, "qconv_version", QCONV_VERSION);
+    qc_json_put_text(&w, "activations", r->activations ? CAPTURED : RANDOM);
+    qc_json_put_u64(&w, "seed", r->seed);
+    qc_json_put_u64(&w, "rows", r->rows);
+    qc_json_begin_list(&w, "layers");
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         if (l->why_not)
@@ -40,14 +40,14 @@ qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out,
                     "--save-baseline: the errors of '%s' are not finite, so no later run could be "
                     "compared with them",
                     l->pair->name);
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", l->pair->name);
-        qc_json_member_double(&w, "weight_error", l->weight_error);
-        qc_json_member_double(&w, "output_error", l->output_error);
-        qc_json_write_end_object(&w);
+        qc_json_begin_row(&w, NULL);
+        qc_json_put_text(&w, "name", l->pair->name);
+        qc_json_put_double(&w, "weight_error", l->weight_error);
+        qc_json_put_double(&w, "output_error", l->output_error);
+        qc_json_end(&w);
     }
-    qc_json_write_end_array(&w);
-    return qc_json_write_end_text(&w);
+    qc_json_end(&w);
+    return qc_json_end_text(&w);
 }
 
 static qc_status read_error(const qc_json_node *n, const char *key, double *out, qc_error *err)
@@ -61,17 +61,14 @@ static qc_status read_error(const qc_json_node *n, const char *key, double *out,
 static qc_status read_layers(qc_validate_baseline *out, qc_arena *arena, const qc_json_node *list,
                              qc_error *err)
 {
-    size_t count = 0;
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT, "layers: expected an array");
-    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
-        count++;
-    QC_TRY(qc_arena_alloc(arena, &out->layers, count + 1, sizeof *out->layers, err));
+    QC_TRY(qc_arena_alloc(arena, &out->layers, qc_json_count(list) + 1, sizeof *out->layers, err));
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
         qc_validate_base_layer *l = &out->layers[out->layer_count++];
         const char *name = NULL;
         QC_TRY(qc_json_as_string(qc_json_get(n, "name"), "name", &name, err));
-        QC_TRY(qc_arena_strndup(arena, &l->name, name, strlen(name), err));
+        QC_TRY(qc_arena_strdup(arena, &l->name, name, err));
         QC_TRY(read_error(n, "weight_error", &l->weight_error, err));
         QC_TRY(read_error(n, "output_error", &l->output_error, err));
     }
@@ -202,22 +199,6 @@ static qc_status judge_layer(judge *j, qc_validate_layer *l, qc_error *err)
     return limit(j, l, "output", l->output_error, old->output_error * more, "the baseline's", err);
 }
 
-/* Fails for layers of the baseline that OUT does not have. */
-static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_error *err)
-{
-    const char **names;
-    QC_TRY(qc_arena_alloc(j->arena, &names, pairs->count + 1, sizeof *names, err));
-    for (size_t i = 0; i < pairs->count; i++)
-        names[i] = pairs->pairs[i].name;
-    qsort(names, pairs->count, sizeof *names, qc_by_text);
-    for (size_t i = 0; i < j->base->layer_count; i++) {
-        const char *name = j->base->layers[i].name;
-        if (!bsearch(&name, names, pairs->count, sizeof *names, qc_by_text))
-            QC_TRY(fail_layer(j, NULL, name, "is in the baseline, but is not quantized here", err));
-    }
-    return QC_OK;
-}
-
 qc_status qc_validate_baseline_fits(const qc_validate_baseline *base, const qc_validate_report *r,
                                     qc_error *err)
 {
@@ -250,5 +231,19 @@ qc_status qc_validate_judge(qc_validate_report *r, const qc_validate_pairs *pair
     judge j = {r, base, arena, 0};
     for (size_t i = 0; i < r->layer_count; i++)
         QC_TRY(judge_layer(&j, &r->layers[i], err));
-    return base ? judge_missing(&j, pairs, err) : QC_OK;
+    if (!base)
+        return QC_OK;
+    /* Layers of the baseline that OUT does not have. */
+    const char **names;
+    QC_TRY(qc_arena_alloc(arena, &names, pairs->count + 1, sizeof *names, err));
+    for (size_t i = 0; i < pairs->count; i++)
+        names[i] = pairs->pairs[i].name;
+    qsort(names, pairs->count, sizeof *names, qc_by_text);
+    for (size_t i = 0; i < base->layer_count; i++) {
+        const char *name = base->layers[i].name;
+        if (!bsearch(&name, names, pairs->count, sizeof *names, qc_by_text))
+            QC_TRY(
+                fail_layer(&j, NULL, name, "is in the baseline, but is not quantized here", err));
+    }
+    return QC_OK;
 }

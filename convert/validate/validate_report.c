@@ -5,7 +5,7 @@
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
-#include "formats/json_writer.h"
+#include "formats/json_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -152,16 +152,6 @@ static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *o
         qc_strbuf_putf(out, "(and %u more sizes in --json)\n", r->m_count - shown);
 }
 
-static void add_line(qc_strbuf *out, const char *before, const char *name, const char *text)
-{
-    qc_strbuf_puts(out, before);
-    size_t at = out->len;
-    qc_strbuf_putf(out, "%s: %s", name, text);
-    if (out->data)
-        qc_console_printable(out->data + at);
-    qc_strbuf_puts(out, "\n");
-}
-
 static void add_summary(const qc_validate_report *r, qc_strbuf *out)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
@@ -178,12 +168,12 @@ static void add_summary(const qc_validate_report *r, qc_strbuf *out)
     if (worst) {
         (void)snprintf(text, sizeof text, isfinite(worst->output_error) ? "%.4g%%" : "not finite",
                        worst->output_error * 100.0);
-        add_line(out, "largest output error: ", worst->pair->name, text);
+        qc_strbuf_show(out, "largest output error: %s: %s\n", worst->pair->name, text);
     }
     if (r->baseline) {
         (void)snprintf(text, sizeof text, "%zu of %zu measured layers are in it", r->in_baseline,
                        r->measured);
-        add_line(out, "baseline ", r->baseline, text);
+        qc_strbuf_show(out, "baseline %s: %s\n", r->baseline, text);
     }
     if (r->left_out)
         qc_strbuf_putf(out, "%s\n", r->left_out);
@@ -197,118 +187,110 @@ qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strb
     add_summary(r, out);
     for (size_t i = 0; i < r->layer_count; i++)
         if (r->layers[i].note)
-            add_line(out, "", r->layers[i].pair->name, r->layers[i].note);
+            qc_strbuf_show(out, "%s: %s\n", r->layers[i].pair->name, r->layers[i].note);
     for (size_t i = 0; i < r->layer_count; i++)
         if (r->layers[i].why_not)
-            add_line(out, "not compared: ", r->layers[i].pair->name, r->layers[i].why_not);
+            qc_strbuf_show(out, "not compared: %s: %s\n", r->layers[i].pair->name,
+                           r->layers[i].why_not);
     for (size_t i = 0; i < r->failure_count; i++)
-        add_line(out, "FAILED ", r->failures[i].name, r->failures[i].why);
+        qc_strbuf_show(out, "FAILED %s: %s\n", r->failures[i].name, r->failures[i].why);
     return qc_strbuf_status(out, err);
 }
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-static void put_named(qc_json_writer *w, const char *name, const char *why)
-{
-    qc_json_member_begin_row(w);
-    qc_json_member_string(w, "name", name);
-    qc_json_member_string(w, "why", why);
-    qc_json_write_end_object(w);
-}
-
-static void put_time(qc_json_writer *w, const qc_validate_time *t)
-{
-    qc_json_member_begin_row(w);
-    qc_json_member_u64(w, "m", t->m);
-    qc_json_member_string(w, "kernel", t->path);
-    qc_json_member_number(w, "seconds", t->seconds);
-    qc_json_member_number(w, "fp16_seconds", t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
-    qc_json_member_number(w, "speedup", qc_validate_speedup(t));
-    qc_json_member_number(w, "roof", t->roof);
-    qc_json_member_number(w, "output_error", t->output_error);
-    qc_json_member_number(w, "kernel_error", t->kernel_error);
-    qc_json_write_end_object(w);
-}
+static const qc_json_row failure_rows[] = {
+    QC_JSON_ROW(qc_validate_failure, name, TEXT, 0),
+    QC_JSON_ROW(qc_validate_failure, why, TEXT, 0),
+    {NULL},
+};
 
 static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
 {
     const qc_validate_pair *p = l->pair;
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "name", p->name);
-    qc_json_member_string(w, "source", p->source);
-    qc_json_member_string(w, "scheme", p->stored->name);
-    qc_json_member_u64s(w, "shape", p->stored->dims, p->stored->ndim);
-    qc_json_member_u64_if(w, "block_size", qc_stored_block(p->stored) > 0,
-                          qc_stored_block(p->stored));
-    qc_json_member_double(w, "bits_per_weight",
-                          (double)p->bytes * 8.0 / ((double)p->rows * (double)p->cols));
-    qc_json_member_string(w, "dtype", qc_dtype_name(l->x_dtype));
-    qc_json_member_string(w, "device", l->device);
-    qc_json_member_string(w, "note", l->note);
-    qc_json_member_number(w, "weight_error", l->weight_error);
-    qc_json_member_number(w, "sqnr_db", qc_validate_sqnr(l->weight_error));
-    qc_json_member_number(w, "largest_error", l->weight_max);
-    qc_json_member_u64s(w, "largest_at", (const uint64_t[2]){l->max_row, l->max_col}, 2);
-    qc_json_member_number(w, "output_error", l->output_error);
-    qc_json_member_number(w, "largest_output_error", l->output_max);
-    qc_json_member_number(w, "kernel_error", l->kernel_error);
-    qc_json_member_number(w, "largest_kernel_error", l->kernel_max);
-    qc_json_member_string(w, "failure", l->failure);
-    qc_json_member_begin_array(w, "times");
-    for (unsigned i = 0; i < l->time_count; i++)
-        put_time(w, &l->times[i]);
-    qc_json_write_end_array(w);
-    qc_json_write_end_object(w);
-}
-
-static void put_lists(qc_json_writer *w, const qc_validate_report *r)
-{
-    qc_json_member_begin_array(w, "failed");
-    for (size_t i = 0; i < r->failure_count; i++)
-        put_named(w, r->failures[i].name, r->failures[i].why);
-    qc_json_write_end_array(w);
-    qc_json_member_begin_array(w, "not_compared");
-    for (size_t i = 0; i < r->layer_count; i++)
-        if (r->layers[i].why_not)
-            put_named(w, r->layers[i].pair->name, r->layers[i].why_not);
-    qc_json_write_end_array(w);
-    qc_json_member_begin_array(w, "layers");
-    for (size_t i = 0; i < r->layer_count; i++)
-        if (!r->layers[i].why_not)
-            put_layer(w, &r->layers[i]);
-    qc_json_write_end_array(w);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_text(w, "name", p->name);
+    qc_json_put_text(w, "source", p->source);
+    qc_json_put_text(w, "scheme", p->stored->name);
+    qc_json_put_u64s(w, "shape", p->stored->dims, p->stored->ndim);
+    qc_json_put_u64_if(w, "block_size", qc_stored_block(p->stored) > 0, qc_stored_block(p->stored));
+    qc_json_put_double(w, "bits_per_weight",
+                       (double)p->bytes * 8.0 / ((double)p->rows * (double)p->cols));
+    qc_json_put_text(w, "dtype", qc_dtype_name(l->x_dtype));
+    qc_json_put_text(w, "device", l->device);
+    qc_json_put_text(w, "note", l->note);
+    qc_json_put_number(w, "weight_error", l->weight_error);
+    qc_json_put_number(w, "sqnr_db", qc_validate_sqnr(l->weight_error));
+    qc_json_put_number(w, "largest_error", l->weight_max);
+    qc_json_put_u64s(w, "largest_at", (const uint64_t[2]){l->max_row, l->max_col}, 2);
+    qc_json_put_number(w, "output_error", l->output_error);
+    qc_json_put_number(w, "largest_output_error", l->output_max);
+    qc_json_put_number(w, "kernel_error", l->kernel_error);
+    qc_json_put_number(w, "largest_kernel_error", l->kernel_max);
+    qc_json_put_text(w, "failure", l->failure);
+    qc_json_begin_list(w, "times");
+    for (unsigned i = 0; i < l->time_count; i++) {
+        const qc_validate_time *t = &l->times[i];
+        qc_json_begin_row(w, NULL);
+        qc_json_put_u64(w, "m", t->m);
+        qc_json_put_text(w, "kernel", t->path);
+        qc_json_put_number(w, "seconds", t->seconds);
+        qc_json_put_number(w, "fp16_seconds",
+                           t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
+        qc_json_put_number(w, "speedup", qc_validate_speedup(t));
+        qc_json_put_number(w, "roof", t->roof);
+        qc_json_put_number(w, "output_error", t->output_error);
+        qc_json_put_number(w, "kernel_error", t->kernel_error);
+        qc_json_end(w);
+    }
+    qc_json_end(w);
+    qc_json_end(w);
 }
 
 qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
     qc_json_writer w;
-    qc_json_write_begin_text(&w, out, err);
-    qc_json_member_string(&w, "command", "validate");
-    qc_json_member_path(&w, "path", r->out);
-    qc_json_member_path(&w, "against", r->model);
-    qc_json_member_bool(&w, "ok", r->failure_count == 0);
-    qc_json_member_u64(&w, "quantized_layers", r->quantized);
-    qc_json_member_u64(&w, "measured_layers", r->measured);
-    qc_json_member_u64_if(&w, "sample", r->sample > 0, r->sample);
-    qc_json_member_string(&w, "activations", r->activations ? r->activations : "normal");
-    qc_json_member_u64(&w, "rows", r->rows);
-    qc_json_member_u64(&w, "seed", r->seed);
-    qc_json_member_string(&w, "device", r->device);
-    qc_json_member_string(&w, "left_out", r->left_out);
-    qc_json_member_u64(&w, "threads", r->threads);
-    qc_json_member_string(&w, "isa", r->isa);
-    qc_json_member_number(&w, "read_bytes_per_second", r->read_rate);
-    qc_json_member_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
-    qc_json_member_string(&w, "baseline", r->baseline);
-    qc_json_member_u64_if(&w, "baseline_layers", r->baseline != NULL, r->in_baseline);
-    qc_json_member_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
-    if (qc_json_member_begin_object_if(&w, "worst", worst != NULL)) {
-        qc_json_member_string(&w, "name", worst->pair->name);
-        qc_json_member_number(&w, "output_error", worst->output_error);
-        qc_json_write_end_object(&w);
+    qc_json_begin_text(&w, out, err);
+    qc_json_put_text(&w, "command", "validate");
+    qc_json_put_path(&w, "path", r->out);
+    qc_json_put_path(&w, "against", r->model);
+    qc_json_put_bool(&w, "ok", r->failure_count == 0);
+    qc_json_put_u64(&w, "quantized_layers", r->quantized);
+    qc_json_put_u64(&w, "measured_layers", r->measured);
+    qc_json_put_u64_if(&w, "sample", r->sample > 0, r->sample);
+    qc_json_put_text(&w, "activations", r->activations ? r->activations : "normal");
+    qc_json_put_u64(&w, "rows", r->rows);
+    qc_json_put_u64(&w, "seed", r->seed);
+    qc_json_put_text(&w, "device", r->device);
+    qc_json_put_text(&w, "left_out", r->left_out);
+    qc_json_put_u64(&w, "threads", r->threads);
+    qc_json_put_text(&w, "isa", r->isa);
+    qc_json_put_number(&w, "read_bytes_per_second", r->read_rate);
+    qc_json_put_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
+    qc_json_put_text(&w, "baseline", r->baseline);
+    qc_json_put_u64_if(&w, "baseline_layers", r->baseline != NULL, r->in_baseline);
+    qc_json_put_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
+    if (qc_json_begin_object_if(&w, "worst", worst != NULL)) {
+        qc_json_put_text(&w, "name", worst->pair->name);
+        qc_json_put_number(&w, "output_error", worst->output_error);
+        qc_json_end(&w);
     }
-    put_lists(&w, r);
-    qc_json_member_double(&w, "seconds", r->seconds);
-    return qc_json_write_end_text(&w);
+    qc_json_put_list(&w, "failed", failure_rows, 0, r->failures, r->failure_count,
+                     sizeof *r->failures);
+    qc_json_begin_list(&w, "not_compared");
+    for (size_t i = 0; i < r->layer_count; i++) {
+        const qc_validate_layer *l = &r->layers[i];
+        if (l->why_not)
+            qc_json_put_row(&w, NULL, failure_rows, 0,
+                            &(qc_validate_failure){l->pair->name, l->why_not});
+    }
+    qc_json_end(&w);
+    qc_json_begin_list(&w, "layers");
+    for (size_t i = 0; i < r->layer_count; i++)
+        if (!r->layers[i].why_not)
+            put_layer(&w, &r->layers[i]);
+    qc_json_end(&w);
+    qc_json_put_double(&w, "seconds", r->seconds);
+    return qc_json_end_text(&w);
 }

@@ -151,17 +151,17 @@ qc_status qc_code_counts_sink(void *ctx, uint32_t shard, uint64_t offset, const 
 
 void qc_code_counts_put(qc_json_writer *w, qc_code_counts *c)
 {
-    qc_json_member_begin_array(w, "codes");
+    qc_json_begin_list(w, "codes");
     for (uint32_t i = 0; i < c->count; i++) {
         qc_code_count *t = &c->weights[i];
         const int four_bit = t->form->bits == 4, first = four_bit ? 0 : t->form->zero - 128;
-        qc_json_member_begin_row(w);
-        qc_json_member_string(w, "name", t->name);
-        qc_json_member_begin_array(w, "counts");
+        qc_json_begin_row(w, NULL);
+        qc_json_put_text(w, "name", t->name);
+        qc_json_begin_list(w, "counts");
         for (int k = 0; k < (int)codes_of(t); k++)
-            qc_json_write_u64(w, atomic_load(&t->counts[(first + k) & (four_bit ? 15 : 255)]));
-        qc_json_write_end_array(w);
-        qc_json_write_end_object(w);
+            qc_json_put_u64(w, NULL, atomic_load(&t->counts[(first + k) & (four_bit ? 15 : 255)]));
+        qc_json_end(w);
+        qc_json_end(w);
     }
-    qc_json_write_end_array(w);
+    qc_json_end(w);
 }

@@ -47,37 +47,6 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
 }
 
-static int is_floating(qc_dtype t)
-{
-    static const qc_dtype integers[] = {QC_DTYPE_BOOL, QC_DTYPE_U8,  QC_DTYPE_I8,
-                                        QC_DTYPE_I16,  QC_DTYPE_U16, QC_DTYPE_I32,
-                                        QC_DTYPE_U32,  QC_DTYPE_I64, QC_DTYPE_U64};
-    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++)
-        if (integers[i] == t)
-            return 0;
-    return 1;
-}
-
-/* Sets how the weight at index i is quantized, and its shape. */
-static qc_status describe_quantized(qc_facts *f, uint32_t i, qc_tensor_facts *tf, qc_error *err)
-{
-    if (tf->coded) {
-        QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
-        QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
-        tf->is_integer = qc_coding_is_integer(tf->coded->coding);
-        if (tf->is_integer && tf->coded->tile_rows == 1)
-            tf->block_elems = qc_integers_block(tf->coded);
-    } else {
-        tf->scheme = tf->stored->name;
-    }
-    if (tf->stored)
-        tf->block_elems = qc_stored_block(tf->stored);
-    tf->ndim = tf->coded ? tf->coded->ndim : tf->stored->ndim;
-    memcpy(tf->dims, tf->coded ? tf->coded->dims : tf->stored->dims, sizeof tf->dims);
-    tf->is_counted = 1;
-    return QC_OK;
-}
-
 static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &f->model->tensors[i];
@@ -86,15 +55,29 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
     tf->bytes = t->bytes;
     tf->ndim = t->ndim;
     memcpy(tf->dims, t->dims, sizeof tf->dims);
-    tf->is_counted = is_floating(t->dtype);
+    tf->is_counted = !qc_dtype_is_integer(t->dtype);
     if (e) {
         tf->role = qc_role_name(e->role);
         tf->is_state = e->role == QC_ROLE_STATE || e->scheme == QC_SCHEME_ABSORBED;
         tf->stored = tf->is_state ? NULL : e->stored;
         tf->coded = e->coded;
     }
-    if (tf->stored || tf->coded)
-        QC_TRY(describe_quantized(f, i, tf, err));
+    if (tf->stored || tf->coded) { /* how it is quantized, and its shape */
+        if (tf->coded) {
+            QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
+            QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
+            tf->is_integer = qc_coding_is_integer(tf->coded->coding);
+            if (tf->is_integer && tf->coded->tile_rows == 1)
+                tf->block_elems = qc_integers_block(tf->coded);
+        } else {
+            tf->scheme = tf->stored->name;
+        }
+        if (tf->stored)
+            tf->block_elems = qc_stored_block(tf->stored);
+        tf->ndim = tf->coded ? tf->coded->ndim : tf->stored->ndim;
+        memcpy(tf->dims, tf->coded ? tf->coded->dims : tf->stored->dims, sizeof tf->dims);
+        tf->is_counted = 1;
+    }
     if (tf->is_state)
         tf->is_counted = 0;
     return qc_shape_elems(tf->dims, tf->ndim, &tf->elems, err);
@@ -182,13 +165,6 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
 
 /* ---- order and sums ---- */
 
-static qc_status natural_order(qc_facts *f, qc_error *err)
-{
-    const qc_checkpoint *c = f->model;
-    return qc_natural_order(&f->order, f->arena, c->tensors, offsetof(qc_checkpoint_tensor, name),
-                            sizeof *c->tensors, c->tensor_count, err);
-}
-
 static qc_facts_sum *scheme_sum(qc_facts *f, const char *name)
 {
     for (unsigned i = 0; i < f->scheme_count; i++)
@@ -252,7 +228,10 @@ qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
             QC_TRY_GOTO(st, failed, find_owner(f, i, err));
     if (f->model->is_dir)
         QC_TRY_GOTO(st, failed, read_manifest(f, call->model, err));
-    QC_TRY_GOTO(st, failed, natural_order(f, err));
+    QC_TRY_GOTO(st, failed,
+                qc_natural_order(&f->order, f->arena, f->model->tensors,
+                                 offsetof(qc_checkpoint_tensor, name), sizeof *f->model->tensors,
+                                 f->model->tensor_count, err));
     add_up(f);
     return QC_OK;
 failed:

@@ -4,7 +4,7 @@
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
-#include "formats/json_writer.h"
+#include "formats/json_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -22,17 +22,17 @@
 static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb, const char *key,
                        const char *other, uint64_t problems, const qc_scan_problem *first)
 {
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "command", verb);
-    qc_json_member_path(w, "path", call->model);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_text(w, "command", verb);
+    qc_json_put_path(w, "path", call->model);
     if (key)
-        qc_json_member_path(w, key, other);
-    qc_json_member_bool(w, "ok", problems == 0);
-    qc_json_member_u64(w, "problems", problems);
-    if (qc_json_member_begin_object_if(w, "first_problem", problems > 0)) {
-        qc_json_member_string(w, "what", first->what);
-        qc_json_member_string(w, "why", first->why);
-        qc_json_write_end_object(w);
+        qc_json_put_path(w, key, other);
+    qc_json_put_bool(w, "ok", problems == 0);
+    qc_json_put_u64(w, "problems", problems);
+    if (qc_json_begin_object_if(w, "first_problem", problems > 0)) {
+        qc_json_put_text(w, "what", first->what);
+        qc_json_put_text(w, "why", first->why);
+        qc_json_end(w);
     }
 }
 
@@ -40,76 +40,44 @@ static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double secon
 {
     if (codes)
         qc_code_counts_put(w, codes);
-    qc_json_member_number(w, "seconds", seconds);
-    return qc_json_write_end_text(w);
-}
-
-/* Names come from files. Whatever is in them, each stays on its line. */
-static void clean_lines(qc_strbuf *out)
-{
-    for (char *line = out->data, *end; line && (end = strchr(line, '\n')); line = end + 1) {
-        *end = '\0';
-        qc_console_printable(line);
-        *end = '\n';
-    }
+    qc_json_put_number(w, "seconds", seconds);
+    return qc_json_end_text(w);
 }
 
 /* ---- verify, unpack -------------------------------------------------------------------------- */
 
-static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
-                           qc_code_counts *codes, const char *verb, double seconds, qc_error *err)
-{
-    qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count, &r->first);
-    qc_json_member_u64(&w, "tensors", r->tensors_checked);
-    qc_json_member_u64(&w, "shards", r->manifest.shard_count);
-    qc_json_member_u64(&w, "files", r->manifest.file_count);
-    qc_json_member_u64(&w, "content_bytes", r->content_bytes);
-    qc_json_member_u64(&w, "stored_bytes", r->stored_bytes);
-    return end_json(&w, codes, seconds);
-}
-
-static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
-                      const char *verb, double seconds)
+qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
+                         const char *verb, double seconds, qc_error *err)
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     const qc_manifest *m = &r->manifest;
-    if (r->problem_count)
-        qc_strbuf_putf(out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
+    qc_strbuf out;
+    qc_json_writer w;
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = QC_OK;
+    if (call->json) {
+        qc_json_write_init(&w, &out, err);
+        begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count,
+                   &r->first);
+        qc_json_put_u64(&w, "tensors", r->tensors_checked);
+        qc_json_put_u64(&w, "shards", m->shard_count);
+        qc_json_put_u64(&w, "files", m->file_count);
+        qc_json_put_u64(&w, "content_bytes", r->content_bytes);
+        qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
+        st = end_json(&w, codes, seconds);
+    } else if (r->problem_count && !call->quiet) {
+        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
                        qc_plural(r->problem_count));
-    else
-        qc_strbuf_putf(
-            out,
+    } else if (!call->quiet) {
+        qc_strbuf_show(
+            &out,
             "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s%s\n",
             call->model, verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
             m->file_count, qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes),
             seconds, qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "",
             call->out ? call->out : "");
-}
-
-qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
-                         const char *verb, double seconds, qc_error *err)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, TEXT_MAX);
-    qc_status st = QC_OK;
-    if (call->json)
-        st = scan_json(&out, call, r, codes, verb, seconds, err);
-    else if (!call->quiet)
-        scan_text(&out, call, r, verb, seconds);
-    if (st == QC_OK)
-        st = qc_strbuf_status(&out, err);
-    if (st == QC_OK && !call->json && out.len > 0) {
-        /* Whatever is in the names, this stays one line. */
-        out.data[out.len - 1] = '\0';
-        qc_console_printable(out.data);
-        out.data[out.len - 1] = '\n';
     }
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }
 
 /* ---- --against: JSON ------------------------------------------------------------------------- */
@@ -121,34 +89,40 @@ static double decibels(double error)
 
 static void put_row(qc_json_writer *w, const qc_against_row *r)
 {
-    qc_json_write_begin_object(w);
-    qc_json_member_string(w, "name", r->name);
-    qc_json_member_string(w, "source", r->source);
-    qc_json_member_string(w, "kind", qc_against_kind_name(r->kind));
-    qc_json_member_string(w, "scheme", r->scheme);
-    qc_json_member_string(w, "dtype", qc_dtype_name(r->dtype));
-    qc_json_member_string(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
-    qc_json_member_u64s(w, "shape", r->dims, r->ndim);
-    qc_json_member_u64_if(w, "block_size", r->block_elems > 0, r->block_elems);
-    qc_json_member_u64(w, "bytes", r->bytes);
-    qc_json_member_u64(w, "source_bytes", r->source_bytes);
+    qc_json_begin_object(w, NULL);
+    qc_json_put_text(w, "name", r->name);
+    qc_json_put_text(w, "source", r->source);
+    qc_json_put_text(w, "kind", qc_against_kind_name(r->kind));
+    qc_json_put_text(w, "scheme", r->scheme);
+    qc_json_put_text(w, "dtype", qc_dtype_name(r->dtype));
+    qc_json_put_text(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
+    qc_json_put_u64s(w, "shape", r->dims, r->ndim);
+    qc_json_put_u64_if(w, "block_size", r->block_elems > 0, r->block_elems);
+    qc_json_put_u64(w, "bytes", r->bytes);
+    qc_json_put_u64(w, "source_bytes", r->source_bytes);
     if (r->kind == QC_AGAINST_QUANTIZED && r->measured) {
-        qc_json_member_number(w, "error", r->error);
-        qc_json_member_number(w, "expected", r->expected);
-        qc_json_member_number(w, "ratio", r->ratio);
-        qc_json_member_number(w, "sqnr_db", decibels(r->error));
-        qc_json_member_number(w, "largest_error", r->max_error);
-        qc_json_member_u64s(w, "largest_at", (const uint64_t[2]){r->max_row, r->max_col}, 2);
-        qc_json_member_u64(w, "clipped", r->clipped);
-        qc_json_member_u64(w, "misplaced", r->misplaced);
-        qc_json_member_u64(w, "scales", r->scales);
-        qc_json_member_u64(w, "searched", r->searched);
-        qc_json_member_bool(w, "calibrated", r->calibrated);
+        qc_json_put_number(w, "error", r->error);
+        qc_json_put_number(w, "expected", r->expected);
+        qc_json_put_number(w, "ratio", r->ratio);
+        qc_json_put_number(w, "sqnr_db", decibels(r->error));
+        qc_json_put_number(w, "largest_error", r->max_error);
+        qc_json_put_u64s(w, "largest_at", (const uint64_t[2]){r->max_row, r->max_col}, 2);
+        qc_json_put_u64(w, "clipped", r->clipped);
+        qc_json_put_u64(w, "misplaced", r->misplaced);
+        qc_json_put_u64(w, "scales", r->scales);
+        qc_json_put_u64(w, "searched", r->searched);
+        qc_json_put_bool(w, "calibrated", r->calibrated);
     }
-    qc_json_member_string(w, "fault", r->fault);
-    qc_json_member_string(w, "fits", r->fits);
-    qc_json_write_end_object(w);
+    qc_json_put_text(w, "fault", r->fault);
+    qc_json_put_text(w, "fits", r->fits);
+    qc_json_end(w);
 }
+
+static const qc_json_row missing_rows[] = {
+    QC_JSON_ROW(qc_against_missing, name, TEXT, 0),
+    QC_JSON_ROW_AS("explained", qc_against_missing, why, TEXT, 0),
+    {NULL},
+};
 
 static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                               qc_code_counts *codes, double seconds, qc_error *err)
@@ -157,26 +131,20 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
     qc_json_write_init(&w, out, err);
     begin_json(&w, call, "verified", "against", call->against, r->faults,
                &(qc_scan_problem){r->first_what, r->first_why});
-    qc_json_member_bool(&w, "manifest", r->has_manifest);
-    qc_json_member_u64(&w, "tensors", r->count);
-    qc_json_member_u64(&w, "equal", r->equal);
-    qc_json_member_u64(&w, "cast", r->cast);
-    qc_json_member_u64(&w, "quantized", r->quantized);
-    qc_json_member_u64(&w, "source_digests", r->digests);
-    qc_json_member_u64(&w, "output_bytes", r->output_bytes);
-    qc_json_member_u64(&w, "model_bytes", r->model_bytes);
-    qc_json_member_begin_array(&w, "missing");
-    for (size_t i = 0; i < r->missing_count; i++) {
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", r->missing[i].name);
-        qc_json_member_string(&w, "explained", r->missing[i].why);
-        qc_json_write_end_object(&w);
-    }
-    qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w, "rows");
+    qc_json_put_bool(&w, "manifest", r->has_manifest);
+    qc_json_put_u64(&w, "tensors", r->count);
+    qc_json_put_u64(&w, "equal", r->equal);
+    qc_json_put_u64(&w, "cast", r->cast);
+    qc_json_put_u64(&w, "quantized", r->quantized);
+    qc_json_put_u64(&w, "source_digests", r->digests);
+    qc_json_put_u64(&w, "output_bytes", r->output_bytes);
+    qc_json_put_u64(&w, "model_bytes", r->model_bytes);
+    qc_json_put_list(&w, "missing", missing_rows, 0, r->missing, r->missing_count,
+                     sizeof *r->missing);
+    qc_json_begin_list(&w, "rows");
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
-    qc_json_write_end_array(&w);
+    qc_json_end(&w);
     return end_json(&w, codes, seconds);
 }
 
@@ -200,8 +168,7 @@ static void add_row(qc_table *t, const qc_against_row *r)
     qc_table_put(t, r->name);
     qc_table_put(t, scheme_text(scheme, r));
     if (r->kind != QC_AGAINST_QUANTIZED || !r->measured) {
-        for (int i = 0; i < 7; i++)
-            qc_table_put(t, "");
+        qc_table_empty(t, 7);
     } else {
         qc_table_putf(t, "%.5f", r->error);
         qc_table_putf(t, "%.5f", r->expected);
@@ -221,10 +188,12 @@ typedef struct {
     int quantized;
 } kind_sums;
 
-/* Adds up the rows of each kind, and returns how many kinds there are. */
-static unsigned sum_kinds(kind_sums kinds[KINDS_MOST], const qc_against_result *r)
+/* Adds up the rows of each kind. */
+static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result *r)
 {
+    kind_sums kinds[KINDS_MOST];
     unsigned count = 0;
+    qc_table t;
     for (size_t i = 0; i < r->count; i++) {
         const qc_against_row *row = &r->rows[i];
         char scheme[QC_SCHEME_TEXT_BYTES];
@@ -250,17 +219,8 @@ static unsigned sum_kinds(kind_sums kinds[KINDS_MOST], const qc_against_result *
         k->most = fmax(k->most, row->error);
         k->worst_ratio = fmax(k->worst_ratio, row->ratio);
     }
-    return count;
-}
-
-static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result *r)
-{
-    kind_sums kinds[KINDS_MOST];
-    unsigned count = sum_kinds(kinds, r);
-    qc_table t;
     qc_table_begin(&t, arena, "is|>tensors|>weights|>error|>ratio up to|>clipped|>faults");
-    for (unsigned i = 0; i < count; i++) {
-        const kind_sums *k = &kinds[i];
+    for (const kind_sums *k = kinds; k < kinds + count; k++) {
         qc_table_put(&t, k->scheme);
         qc_table_number(&t, k->tensors);
         qc_table_count(&t, k->elems);
@@ -269,8 +229,7 @@ static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result
             qc_table_putf(&t, "%.4g", k->worst_ratio);
             qc_table_putf(&t, "%.4f%%", 100.0 * (double)k->clipped / (double)k->measured);
         } else {
-            for (int n = 0; n < 3; n++)
-                qc_table_put(&t, "");
+            qc_table_empty(&t, 3);
         }
         qc_table_number(&t, k->faults);
     }
@@ -318,7 +277,7 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
         explained += m->why != NULL;
         unexplained += m->why == NULL;
         if (call->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
-            qc_strbuf_putf(out, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
+            qc_strbuf_show(out, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
                            m->why ? m->why : "");
     }
     if (call->verbose == 0)
@@ -338,10 +297,10 @@ static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_agains
     QC_TRY(write_rows(out, call, r, err));
     QC_TRY(write_missing(out, call, r, err));
     if (r->faults)
-        qc_strbuf_putf(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
+        qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
                        r->faults, qc_plural(r->faults));
     else
-        qc_strbuf_putf(out,
+        qc_strbuf_show(out,
                        "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
                        " equal; %s of both in %.2f s, %s\n",
                        call->model, call->against, r->count, qc_plural(r->count), r->quantized,
@@ -360,10 +319,5 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_
         st = against_json(&out, call, r, codes, seconds, err);
     else if (!call->quiet)
         st = write_text(&out, call, r, seconds, err);
-    if (st == QC_OK && !call->json)
-        clean_lines(&out);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }

@@ -37,7 +37,8 @@ static void splice(const char *text, size_t len, const char *key, const char *va
     qc_strbuf out;
     qc_json *doc = NULL;
     qc_strbuf_init(&out, len + 1000);
-    FUZZ_CHECK(qc_json_splice(&out, text, len, key, value, NULL) == QC_OK);
+    FUZZ_CHECK(qc_strbuf_add(&out, text, len, NULL) == QC_OK);
+    FUZZ_CHECK(qc_json_splice(&out, NULL, key, value, NULL) == QC_OK);
     FUZZ_CHECK(qc_json_parse(&doc, out.data, out.len, 0, NULL) == QC_OK);
     const qc_json_node *n = qc_json_get(qc_json_root(doc), key);
     FUZZ_CHECK((n != NULL) == (value != NULL));
@@ -53,7 +54,7 @@ static void quote(const char *bytes, size_t len)
     qc_json *doc = NULL;
     const char *s = NULL;
     qc_strbuf_init(&out, 8 * len + 100);
-    qc_json_put(&out, bytes, len);
+    qc_json_quote(&out, bytes, len);
     FUZZ_CHECK(qc_strbuf_status(&out, NULL) == QC_OK);
     if (qc_json_parse(&doc, out.data, out.len, 0, NULL) == QC_OK) {
         FUZZ_CHECK(qc_json_as_string(qc_json_root(doc), "x", &s, NULL) == QC_OK);

@@ -1,6 +1,6 @@
 /* Any text as a name out of somebody's file: no way to show it lets a control character through,
  * nor a quote out of a string. */
-#include "convert/term/console.h"
+#include "base/text.h"
 #include "convert/term/table.h"
 #include "formats/json_writer.h"
 #include "fuzz_check.h"
@@ -44,7 +44,7 @@ static void in_json(const char *name)
     qc_json_writer w;
     qc_strbuf_init(&out, 1u << 30);
     qc_json_write_init(&w, &out, NULL);
-    qc_json_write_path(&w, name);
+    qc_json_put_path(&w, NULL, name);
     FUZZ_CHECK(qc_json_write_finish(&w) == QC_OK);
     FUZZ_CHECK(!has_control(out.data, ""));
     qc_strbuf_deinit(&out);
@@ -64,7 +64,7 @@ int fuzz_one(const uint8_t *data, size_t size)
     FUZZ_CHECK(!has_control(err.msg, ""));
     in_table(name);
     in_json(name);
-    qc_console_printable(name);
+    qc_text_printable(name);
     FUZZ_CHECK(!has_control(name, ""));
     free(name);
     return 0;

@@ -103,6 +103,8 @@ TEST(test_dtypes)
                      QC_ERR_INPUT);
     assert_null(qc_dtype_torch_name(QC_DTYPE_F4));
     assert_string_equal(qc_dtype_torch_name(QC_DTYPE_BF16), "bfloat16");
+    assert_true(qc_dtype_is_integer(QC_DTYPE_BOOL) && qc_dtype_is_integer(QC_DTYPE_U64));
+    assert_false(qc_dtype_is_integer(QC_DTYPE_F8_E8M0) || qc_dtype_is_integer(QC_DTYPE_C64));
 }
 
 TEST(test_arena_and_strbuf)
@@ -139,6 +141,25 @@ TEST(test_arena_and_strbuf)
     assert_string_equal(b.data, "1234500067");
     assert_string_equal(b.data, "1234500067");
     qc_strbuf_deinit(&b);
+    qc_strbuf_deinit(&b);
+}
+
+TEST(lines_with_foreign_names_are_shown)
+{
+    qc_strbuf b;
+    qc_strbuf_init(&b, 100);
+    qc_strbuf_puts(&b, "\x1b");
+    qc_strbuf_show(&b, "  %s: %d\n", "a\nb\x1b\xff\xc3\xa9", 5);
+    assert_string_equal(b.data, "\x1b  a?b??\xc3\xa9: 5\n");
+    qc_strbuf_show(&b, "%s", "");
+    qc_strbuf_show(&b, "%s", "\n");
+    assert_string_equal(b.data, "\x1b  a?b??\xc3\xa9: 5\n\n");
+    qc_strbuf_show(&b, "%100s", "");
+    assert_int_equal(qc_strbuf_status(&b, NULL), QC_ERR_NOMEM);
+    qc_strbuf_deinit(&b);
+    qc_strbuf_init(&b, 3);
+    qc_strbuf_show(&b, "%s", "1234");
+    assert_null(b.data);
     qc_strbuf_deinit(&b);
 }
 

@@ -317,7 +317,8 @@ TEST(takes_what_python_writes_when_asked)
             parse_exact(&doc, still_refused[i], strlen(still_refused[i]), QC_JSON_PYTHON, &err),
             QC_ERR_INPUT);
     qc_strbuf_init(&out, 1000);
-    assert_int_equal(qc_json_splice(&out, text, sizeof text - 1, "q", "1", &err), QC_OK);
+    qc_strbuf_puts(&out, text);
+    assert_int_equal(qc_json_splice(&out, NULL, "q", "1", &err), QC_OK);
     assert_string_equal(out.data,
                         "{\"a\": [0.0, Infinity, -Infinity, NaN, -1, 7], \"b\":NaN, \"q\": 1}");
     qc_strbuf_deinit(&out);
@@ -406,30 +407,32 @@ TEST(quotes_as_serde_json)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, 1000);
-    qc_json_put(&out, "a\"\\/\b\f\n\r\t\x01\x1f\x7f\xc3\xa9z", 15);
+    qc_json_quote(&out, "a\"\\/\b\f\n\r\t\x01\x1f\x7f\xc3\xa9z", 15);
     assert_string_equal(out.data, "\"a\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f\xc3\xa9z\"");
     out.len = 0;
-    qc_json_put(&out, "\0", 1);
+    qc_json_quote(&out, "\0", 1);
     assert_string_equal(out.data, "\"\\u0000\"");
     out.len = 0;
-    qc_json_put(&out, "", 0);
+    qc_json_quote(&out, "", 0);
     assert_string_equal(out.data, "\"\"");
     qc_strbuf_deinit(&out);
     /* a buffer that is too small fails at every place */
     for (size_t max = 0; max < 13; max++) {
         qc_strbuf_init(&out, max);
-        qc_json_put(&out, "ab\n\x01zz", 6);
+        qc_json_quote(&out, "ab\n\x01zz", 6);
         assert_int_equal(qc_strbuf_status(&out, NULL), QC_ERR_NOMEM);
         qc_strbuf_deinit(&out);
     }
 }
 
-static const struct {
+typedef struct {
     const char *text;
     const char *key;
     const char *value; /* NULL: remove */
     const char *result;
-} splices[] = {
+} splice_case;
+
+static const splice_case splices[] = {
     /* replace in place, byte for byte around it */
     {"{\n  \"a\": 1.50,\n  \"b\": 2\n}\n", "a", "\"x\"", "{\n  \"a\": \"x\",\n  \"b\": 2\n}\n"},
     {"{\"a\":{\"x\":[1,\"}\"]},\"b\":2}", "a", "null", "{\"a\":null,\"b\":2}"},
@@ -461,46 +464,59 @@ TEST(splices_one_member)
 {
     for (size_t i = 0; i < COUNT(splices); i++) {
         qc_json *doc = NULL;
-        size_t len = strlen(splices[i].text);
-        char *copy = malloc(len);
-        assert_non_null(copy);
-        memcpy(copy, splices[i].text, len);
+        const char *key = splices[i].key, *value = splices[i].value;
         SCOPED(qc_strbuf) out = {.max = 1000};
-        assert_int_equal(qc_json_splice(&out, copy, len, splices[i].key, splices[i].value, NULL),
-                         QC_OK);
+        qc_strbuf_puts(&out, splices[i].text);
+        assert_int_equal(qc_json_splice(&out, NULL, key, value, NULL), QC_OK);
         if (strcmp(out.data, splices[i].result) != 0)
             fail_msg("case %zu: '%s', expected '%s'", i, out.data, splices[i].result);
         assert_int_equal(qc_json_parse(&doc, out.data, out.len, 0, NULL), QC_OK);
+        assert_int_equal(qc_json_get(qc_json_root(doc), key) != NULL, value != NULL);
         qc_json_destroy(doc);
-        const char *value = NULL;
-        size_t value_len = 0;
-        assert_int_equal(
-            qc_json_member_text(out.data, out.len, splices[i].key, &value, &value_len, NULL),
-            QC_OK);
-        assert_int_equal(value != NULL, splices[i].value != NULL);
-        if (value) {
-            assert_int_equal(value_len, strlen(splices[i].value));
-            assert_memory_equal(value, splices[i].value, value_len);
-        }
-        /* a buffer that is too small fails at every place */
-        for (size_t max = 0; max < out.len; max++) {
+        /* a buffer that is too small fails at every place, and keeps its text */
+        for (size_t max = strlen(splices[i].text); max < strlen(splices[i].result); max++) {
             SCOPED(qc_strbuf) small = {.max = max};
-            assert_int_equal(
-                qc_json_splice(&small, copy, len, splices[i].key, splices[i].value, NULL),
-                QC_ERR_NOMEM);
+            qc_strbuf_puts(&small, splices[i].text);
+            assert_int_equal(qc_json_splice(&small, NULL, key, value, NULL), QC_ERR_NOMEM);
+            assert_string_equal(small.data, splices[i].text);
         }
-        free(copy);
     }
+}
+
+TEST(splices_inside_a_member)
+{
+    static const splice_case cases[] = {
+        {"{\n  \"o\": {\n    \"a\": 1\n  }\n}", "b", "2",
+         "{\n  \"o\": {\n    \"a\": 1,\n    \"b\": 2\n  }\n}"},
+        {"{\"a\": 0, \"o\": {\"a\": 1}}", "a", "[]", "{\"a\": 0, \"o\": {\"a\": []}}"},
+        {"{\"o\": {\"a\": 1, \"b\": 2}, \"b\": 3}", "b", NULL, "{\"o\": {\"a\": 1}, \"b\": 3}"},
+    };
+    qc_error err = {0};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        SCOPED(qc_strbuf) out = {.max = 1000};
+        qc_strbuf_puts(&out, cases[i].text);
+        assert_int_equal(qc_json_splice(&out, "o", cases[i].key, cases[i].value, NULL), QC_OK);
+        assert_string_equal(out.data, cases[i].result);
+    }
+    SCOPED(qc_strbuf) out = {.max = 1000};
+    qc_strbuf_puts(&out, "{\"o\": 1}");
+    assert_int_equal(qc_json_splice(&out, "o", "a", "1", &err), QC_ERR_INPUT);
+    assert_string_equal(err.msg, "o is of kind number; expected an object");
+    assert_int_equal(qc_json_splice(&out, "p", "a", "1", &err), QC_ERR_INPUT);
+    assert_string_equal(out.data, "{\"o\": 1}");
 }
 
 TEST(splice_needs_an_object)
 {
     qc_error err = {0};
     SCOPED(qc_strbuf) out = {.max = 1000};
-    assert_int_equal(qc_json_splice(&out, "[1]", 3, "a", "1", &err), QC_ERR_INPUT);
+    qc_strbuf_puts(&out, "[1]");
+    assert_int_equal(qc_json_splice(&out, NULL, "a", "1", &err), QC_ERR_INPUT);
     assert_string_equal(err.msg, "JSON text is of kind array; expected an object");
-    assert_int_equal(qc_json_splice(&out, "{", 1, "a", "1", &err), QC_ERR_INPUT);
-    assert_true(out.len == 0);
+    out.len = 0;
+    qc_strbuf_puts(&out, "{");
+    assert_int_equal(qc_json_splice(&out, NULL, "a", "1", &err), QC_ERR_INPUT);
+    assert_string_equal(out.data, "{");
 }
 
 TEST(survives_every_failed_allocation)

@@ -9,41 +9,32 @@
 
 static void write_sample(qc_json_writer *w)
 {
-    qc_json_write_begin_object(w);
-    qc_json_write_key(w, "empty object");
-    qc_json_write_begin_object(w);
-    qc_json_write_end_object(w);
-    qc_json_write_key(w, "empty list");
-    qc_json_write_begin_array(w);
-    qc_json_write_end_array(w);
-    qc_json_write_key(w, "scalars");
-    qc_json_write_begin_array(w);
-    qc_json_write_u64(w, 18446744073709551615u);
-    qc_json_write_double(w, 6.0);
-    qc_json_write_bool(w, 1);
-    qc_json_write_bool(w, 0);
-    qc_json_write_null(w);
-    qc_json_write_string(w, NULL);
-    qc_json_write_raw(w, "[1,2]");
-    qc_json_write_end_array(w);
-    qc_json_write_key(w, "rows");
-    qc_json_write_begin_array(w);
+    qc_json_begin_object(w, NULL);
+    qc_json_begin_object(w, "empty object");
+    qc_json_end(w);
+    qc_json_begin_list(w, "empty list");
+    qc_json_end(w);
+    qc_json_begin_list(w, "scalars");
+    qc_json_put_u64(w, NULL, 18446744073709551615u);
+    qc_json_put_double(w, NULL, 6.0);
+    qc_json_put_bool(w, NULL, 1);
+    qc_json_put_bool(w, NULL, 0);
+    qc_json_put_null(w, NULL);
+    qc_json_put_text(w, NULL, NULL);
+    qc_json_end(w);
+    qc_json_begin_list(w, "rows");
     for (uint64_t i = 0; i < 2; i++) {
-        qc_json_write_compact_next(w);
-        qc_json_write_begin_object(w);
-        qc_json_write_key(w, "n");
-        qc_json_write_u64(w, i);
-        qc_json_write_key(w, "list");
-        qc_json_write_compact_next(w); /* inside a compact one: nothing new */
-        qc_json_write_begin_array(w);
-        qc_json_write_begin_array(w);
-        qc_json_write_end_array(w);
-        qc_json_write_u64(w, 7);
-        qc_json_write_end_array(w);
-        qc_json_write_end_object(w);
+        qc_json_begin_row(w, NULL);
+        qc_json_put_u64(w, "n", i);
+        qc_json_begin_line(w, "list"); /* inside a row: nothing new */
+        qc_json_begin_list(w, NULL);
+        qc_json_end(w);
+        qc_json_put_u64(w, NULL, 7);
+        qc_json_end(w);
+        qc_json_end(w);
     }
-    qc_json_write_end_array(w);
-    qc_json_write_end_object(w);
+    qc_json_end(w);
+    qc_json_end(w);
 }
 
 /* Made with json.dumps(indent=2), rows by hand. */
@@ -56,8 +47,7 @@ static const char sample[] = "{\n"
                              "    true,\n"
                              "    false,\n"
                              "    null,\n"
-                             "    null,\n"
-                             "    [1,2]\n"
+                             "    null\n"
                              "  ],\n"
                              "  \"rows\": [\n"
                              "    {\"n\": 0, \"list\": [[], 7]},\n"
@@ -84,7 +74,7 @@ TEST(a_lone_value_is_a_text)
     qc_json_writer w;
     SCOPED(qc_strbuf) b = {.max = 100};
     qc_json_write_init(&w, &b, NULL);
-    qc_json_write_string(&w, "x");
+    qc_json_put_text(&w, NULL, "x");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"x\"");
 }
@@ -95,9 +85,9 @@ TEST(deep_levels_are_indented)
     SCOPED(qc_strbuf) b = {.max = 10000};
     qc_json_write_init(&w, &b, NULL);
     for (int i = 0; i < 20; i++)
-        qc_json_write_begin_array(&w);
+        qc_json_begin_list(&w, NULL);
     for (int i = 0; i < 20; i++)
-        qc_json_write_end_array(&w);
+        qc_json_end(&w);
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     char want[128];
     (void)snprintf(want, sizeof want, "\n%38s[]\n%36s]", "", "");
@@ -110,9 +100,9 @@ TEST(escapes_as_python_does)
     qc_json_writer w;
     SCOPED(qc_strbuf) b = {.max = 1000};
     qc_json_write_init(&w, &b, NULL);
-    qc_json_write_string(&w,
-                         "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
-                         "\xf0\x9f\x98\x80");
+    qc_json_put_text(&w, NULL,
+                     "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
+                     "\xf0\x9f\x98\x80");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data,
                         "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u009b\\u202e \xc3\xa9 "
@@ -124,7 +114,7 @@ TEST(paths_are_shown_whatever_they_hold)
     qc_json_writer w;
     SCOPED(qc_strbuf) b = {.max = 1000};
     qc_json_write_init(&w, &b, NULL);
-    qc_json_write_path(&w, "a\xff/\xc3\xa9\xe2\x82\x1b");
+    qc_json_put_path(&w, NULL, "a\xff/\xc3\xa9\xe2\x82\x1b");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"a\\ufffd/\xc3\xa9\\ufffd\\ufffd\\u001b\"");
 }
@@ -155,8 +145,8 @@ TEST(refuses_what_is_not_utf8)
         qc_error err = {0};
         qc_strbuf_init(&b, 1000);
         qc_json_write_init(&w, &b, &err);
-        qc_json_write_string(&w, wrong[i]);
-        qc_json_write_string(&w, "later calls do nothing");
+        qc_json_put_text(&w, NULL, wrong[i]);
+        qc_json_put_text(&w, NULL, "later calls do nothing");
         assert_int_equal(qc_json_write_finish(&w), QC_ERR_INPUT);
         assert_int_equal(err.code, QC_ERR_INPUT);
         qc_strbuf_deinit(&b);
@@ -166,7 +156,7 @@ TEST(refuses_what_is_not_utf8)
         qc_json_writer w;
         qc_strbuf_init(&b, 1000);
         qc_json_write_init(&w, &b, NULL);
-        qc_json_write_string(&w, right[i]);
+        qc_json_put_text(&w, NULL, right[i]);
         assert_int_equal(qc_json_write_finish(&w), QC_OK);
         qc_strbuf_deinit(&b);
     }
@@ -179,10 +169,10 @@ TEST(refuses_numbers_json_has_not)
         qc_json_writer w;
         SCOPED(qc_strbuf) b = {.max = 1000};
         qc_json_write_init(&w, &b, NULL);
-        qc_json_write_begin_array(&w);
-        qc_json_write_double(&w, wrong[i]);
-        qc_json_write_double(&w, wrong[i]);
-        qc_json_write_end_array(&w);
+        qc_json_begin_list(&w, NULL);
+        qc_json_put_double(&w, NULL, wrong[i]);
+        qc_json_put_double(&w, NULL, wrong[i]);
+        qc_json_end(&w);
         assert_int_equal(qc_json_write_finish(&w), QC_ERR_RANGE);
     }
 }

@@ -51,15 +51,15 @@ TEST(text)
                 "  tensors   4 keep, 10 nf4\n"
                 "  worst     a.weight: relative MSE 8.750e-03, largest error 2.500e-01\n"
                 "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n");
-    r.bytes_in_kept = 2000000000u; /* an earlier run did these, and not in this time */
-    r.bytes_out_kept = 600000000u;
+    r.found.bytes_kept = 2000000000u; /* an earlier run did these, and not in this time */
+    r.found.stored_kept = 600000000u;
     text_is(&r, "converted model -> out as nf4\n"
                 "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
                 "  bits      4.500 per quantized weight, 5.546 over all\n"
                 "  tensors   4 keep, 10 nf4\n"
                 "  worst     a.weight: relative MSE 8.750e-03, largest error 2.500e-01\n"
                 "  time      2.00 s, 100 MB/s in, 50.0 MB/s out, 2 threads, avx2\n");
-    r.bytes_in_kept = r.bytes_out_kept = 0;
+    r.found.bytes_kept = r.found.stored_kept = 0;
     r.dry_run = 1;
     r.shards = 2;
     r.out = NULL;
