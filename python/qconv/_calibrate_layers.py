@@ -211,9 +211,12 @@ class InputMoments:
             self.c.add(x, z)
 
     def tensors(self, module: str) -> Dict[str, torch.Tensor]:
+        """What the program takes. The sums are dropped: it needs the room that they have."""
         out = {module + ".second_moment": self.h.mean()[0], module + ".tokens": torch.tensor([self.h.tokens])}
+        self.h.total = None
         if self.c:
             out[module + ".cross_moment"] = self.c.mean()[0]
+            self.c.total = None
         return out
 
 
@@ -280,6 +283,7 @@ class Layers:
                     tensors[module + ".output_moment"], tensors[module + ".output_tokens"] = g[0], torch.tensor([g[1]])
             asked += targets
         if tensors:
+            torch.cuda.empty_cache()  # the program may use the same card
             self.put(values, asked, self.door.solve(tensors, self.streams == 2))
 
     # ---- a layer ----

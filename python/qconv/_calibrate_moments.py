@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from ._calibrate_door import scratch_folder
 
-ROWS = 512    # tokens that are multiplied in float32 before their product is added to a sum in float64
+ROWS = 4096   # tokens that are multiplied in float32 before their product is added to a sum in float64
 BLOCK = 1024  # outputs whose gradients count together
 
 
