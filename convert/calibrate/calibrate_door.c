@@ -2,17 +2,14 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibrate_moments.h"
 #include "convert/calibrate/door_line.h"
 #include "convert/calibrate/door_values.h"
-#include "convert/term/console.h"
 #include "formats/digest.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #define PREFIX         "fd:"
@@ -235,7 +232,10 @@ static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_erro
     begin_line(&w, &out, err);
     qc_json_member_string(&w, "phase", name_of_phase(p));
     qc_json_member_number(&w, "seconds", ahead->seconds);
+    qc_json_member_number(&w, "operations", ahead->operations);
     qc_json_member_u64(&w, "memory", ahead->memory);
+    qc_json_member_u64(&w, "device_memory", ahead->device_memory);
+    qc_json_member_u64(&w, "disk", ahead->disk);
     qc_json_member_begin_array(&w, "weights");
     for (uint32_t i = 0; i < p->m.name_count; i++)
         if (is_offered(p, &p->m.names[i]))
@@ -444,15 +444,6 @@ static qc_status answer(phase *p, const qc_json_node *request, qc_error *err)
     return bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
 }
 
-static void tell(const phase *p, const qc_calibrate_outlook *ahead)
-{
-    const qc_door_hello *h = &p->d->hello;
-    char inputs[64] = "the second moments to come";
-    if (h->tokens > 0)
-        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
-    qc_calibrate_tell(p->k, ahead, inputs);
-}
-
 static qc_status run(phase *p, qc_error *err)
 {
     qc_calibrator *k = p->k;
@@ -470,7 +461,6 @@ static qc_status run(phase *p, qc_error *err)
     QC_TRY(qc_calibrate_measure(k, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
-    tell(p, &ahead);
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;

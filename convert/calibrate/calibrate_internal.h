@@ -66,8 +66,6 @@ QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err);
 /* Returns QC_ERR_NOMEM where the GPU is too small, before any work begins. */
 QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
                                                const qc_calibrate_outlook *a, qc_error *err);
-/* Tells the user what lies ahead. inputs: "131,072 tokens (...)". */
-void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs);
 /* Warns of weights that are left to the search, and names a few. why: "as the forward pass has no
  * inputs for them". */
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,

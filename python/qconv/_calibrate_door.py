@@ -57,6 +57,7 @@ class Door:
         self.tokens = 0                     # all that pass
         self.weights: Dict[Weight, Dict[str, Any]] = {}
         self.left: Dict[Weight, str] = {}
+        self.ahead: Dict[str, Any] = {}     # the phase as the program said it
 
     def started(self) -> None:
         """The program has its end now."""
@@ -80,7 +81,7 @@ class Door:
 
     def phase(self) -> str:
         """Waits for what is to be done: "weigh", "calibrate" or "dry-run". The weights are in `weights` then."""
-        heard = self.hear()
+        heard = self.ahead = self.hear()
         self.weights, self.left = {weight_of(w): w for w in heard["weights"]}, {}
         return str(heard["phase"])
 
@@ -90,9 +91,10 @@ class Door:
 
     def solve(self, tensors: Dict[str, torch.Tensor], wanted: bool) -> Dict[Weight, torch.Tensor]:
         """Hands over moments. Returns the values of what was made of them, float32 [outputs, inputs], where they are
-        wanted. `left` then has the others, and why."""
+        wanted. `left` then has the others, and why. `tensors` is empty then: they would take as much memory again."""
         path, values = os.path.join(self.folder, "moments"), os.path.join(self.folder, "values")
         save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        tensors.clear()
         self.say({"solve": path, "values": values if wanted else None, **({} if wanted else {"tokens": self.tokens})})
         heard = self.hear()
         os.remove(path)
