@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import warnings
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -15,6 +16,8 @@ from . import _text
 from ._calibrate_door import Closed, Door
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
+from ._calibrate_plan import (BACKWARD_TOKENS, SLICE_TOKENS, STATES, Plan, check_room, fast_products, foresee, places_of,
+                              rate_of)
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
 from ._values import Values
 from .errors import InputError
@@ -22,9 +25,6 @@ from .evaluate import devices_of
 from .results import Conversion, DryRun
 from .stream import Catch, Stream, build
 
-BACKWARD_TOKENS = 32768  # of the text, whose gradients are taken
-SLICE_TOKENS = 4096      # that pass through a layer at a time
-STATES = 6               # of the whole batch that are held at once
 SEED = 1000003
 
 
@@ -94,8 +94,10 @@ class Calibration:
                                      paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
                                          self.model.config, "is_encoder_decoder", False)))
         self.source = Values(model, experts=options.get("experts"))
+        self.stream(1).close()  # which refuses a checkpoint that is not the model's
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
+        self.says, self.ahead = False, None  # type: Tuple[bool, Optional[Plan]]
 
     def hello(self) -> Dict[str, Any]:
         w = self.windows
@@ -114,21 +116,31 @@ class Calibration:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
 
-    def stream(self, rows: int) -> Stream:
-        """rows: of the whole batch. States that would take half of the memory lie in files."""
+    def stream(self, rows: int, kept: bool = False) -> Stream:
+        """rows: of the whole batch. kept: the inputs of all layers are, for the way back."""
         tokens = self.windows.longest
         stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
-            torch.cuda.get_device_properties(self.devices[0]).total_memory
-        if STATES * stream.outlook(rows, tokens).state > memory // 2:
-            stream.folder, stream.home = tempfile.gettempdir(), torch.device("cpu")
+        states = (STATES + len(stream.layers) * kept) * stream.outlook(rows, tokens).state
+        in_memory, in_files = places_of(self.devices, states)
+        if in_memory or in_files:
+            stream.home = torch.device("cpu")
+        if in_files:
+            stream.folder = tempfile.gettempdir()
         return stream
+
+    def plan(self) -> Plan:
+        """What the phase that the program has announced will take."""
+        stream, back = self.stream(1), self.text(BACKWARD_TOKENS)
+        plan = foresee(self.door.ahead, stream, self.windows, self.text(None).rows, back.rows if self.two else 0,
+                       back.tokens, self.devices, rate_of(self.devices[0]))
+        stream.close()
+        return plan
 
     # ---- passes ----
 
     def take_gradients(self, text: Text, sums: Gradients) -> None:
         """One pass forward and one back."""
-        stream = self.stream(text.rows)
+        stream = self.stream(text.rows, kept=True)
         targets = Targets(stream.loader, self.door)
         layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
 
@@ -223,8 +235,14 @@ class Calibration:
         """Does what the program asks for until it needs nothing more."""
         while True:
             phase = self.door.phase()
-            if phase != "dry-run" and not all(w["made"] for w in self.door.weights.values()):
-                self.work(phase)
+            if not all(w["made"] for w in self.door.weights.values()):
+                self.ahead = self.plan()
+                if self.says:
+                    for line in [self.ahead.line(), *(self.ahead.table() if phase == "dry-run" else [])]:
+                        print("qconv: " + line, file=sys.stderr, flush=True)
+                check_room(self.ahead)
+                if phase != "dry-run":
+                    self.work(phase)
             self.door.end({})
             if phase != "weigh":
                 return
@@ -273,6 +291,7 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
     door = Door()
     try:
         job = Calibration(door, os.fspath(model), own, options, progress)
+        job.says = shown and not {"--quiet", "-q"} & set(typed)
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
                 *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
                 "--", *(os.fspath(p) for p in (model, out) if p is not None)]
@@ -280,10 +299,13 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         door.started()
         try:
             door.say(job.hello())
-            job.serve()
+            with fast_products(job.devices):
+                job.serve()
         except Closed:
             pass
         except BaseException as error:
+            if isinstance(program, Shown) and not isinstance(error, KeyboardInterrupt):
+                program.process.kill()  # or it would say that it was interrupted
             program.stop()
             if shown and isinstance(error, KeyboardInterrupt):
                 raise SystemExit(130) from None  # the program has said that
@@ -296,7 +318,10 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         program.listen(progress)
         code = program.join()
         kind = DryRun if "--dry-run" in typed else Conversion
-        result = kind.from_json(json.loads(program.printed)) if program.printed.strip() else None
+        printed = json.loads(program.printed) if program.printed.strip() else None
+        if printed and job.ahead:
+            printed["calibration_ahead"] = job.ahead.json()
+        result = kind.from_json(printed) if printed else None
         if code:
             raise failure(code, program.message, result)
         return result

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline, split
 from ._program import Bars, Progress, ProgressCallback, StrPath, arguments
@@ -85,11 +86,8 @@ def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: M
             raise UsageError("--calibration-%s is %d; expected at least %d" % (name, own[name], least))
     if is_pipeline(model):
         raise UsageError("calibrating takes one model, and MODEL is a pipeline of several: name the folder of one part")
-    try:
-        from ._calibrate_run import calibrated
-    except ImportError as error:
-        raise UsageError("calibrating takes torch, transformers and safetensors, and %s is not there or is too old: "
-                         "pip install 'qconv[models]'" % (error.name or error)) from None
+    _stream_needs.check()
+    from ._calibrate_run import calibrated
     return calibrated(typed, model, out, own, progress, shown)
 
 
