@@ -4,7 +4,7 @@
   calibrate_scale.py measure --work DIR [--layers N] [--tokens N] [--context N] [--vocabulary N] [--width N]
                              [--json FILE] [-- OPTIONS OF calibrate...]
   calibrate_scale.py count --work DIR [--json FILE]
-  calibrate_scale.py table --json FILE
+  calibrate_scale.py table [--json FILE]
 
 `measure` writes a checkpoint in bf16 and a text of random ids into DIR, runs `python -m qconv calibrate --to nf4` under
 /usr/bin/time, once its files have left the page cache, and records for each part the seconds and the processor
@@ -16,8 +16,8 @@ and bytes mean something, and errors do not. --width divides all of 8B's widths,
 
 `count` asks the command's own --dry-run what a Llama of 8B and one of 70B take, whose checkpoints it writes as files
 with holes, and divides operations and bytes by rates of GPUs: those of an H200 were measured (bench/results/gpu-h200-*.json),
-and others are published rates times the share of its published rates that the H200 reached. `table` prints both as
-docs/theory/calibration.md has them.
+and others are published rates times the share of its published rates that the H200 reached. `table` puts both into
+docs/theory/calibration.md.
 """
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Callable
+from unittest import mock
 
-from result_page import json_text
+from result_page import json_text, table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -288,6 +289,8 @@ HOST_COPY = 5e9  # bytes a second of one thread that copies files in memory; ass
 # As convert/gpu/gpu_calibrate.c has them: calculated there, not timed.
 FACTOR_SLOWER, WEIGHT_SLOWER, COUPLED, COUPLED_PAIR = 2.0, 1.5, 200 / 16 / 1.5e9, 0.01 / 1.5e9
 SWEEPS, BLOCK, SUM_BYTES = 8, 1024, 24
+PRIMES = (5, 11, 17, 29, 37, 53, 67)  # rows that a batch is filled up to
+CONTEXT_BYTES = 1e9  # of CUDA and its libraries; assumed
 ROOM_SQUARES = 32  # bytes for each of n * n of the solver on a GPU, of n inputs (docs/theory/calibration.md)
 
 
@@ -338,9 +341,38 @@ def seconds_on(rate: dict[str, float], ahead: dict[str, Any], shape: dict[str, i
     return parts
 
 
+def cards(asked: list[Any], shape: dict[str, int]) -> dict[str, Any]:
+    """The bytes of each GPU that the plan counts for the whole text, and how many of its tokens fit. asked: the arguments
+    that the plan was made of on this machine."""
+    from qconv import _calibrate_plan
+    phase, stream, windows, _, back, back_tokens, _, rate = asked
+    phase = dict(phase, device_memory=ROOM_SQUARES * shape["inside"] ** 2)
+    out = {}
+    for gpu, count in (("H200", 1), ("A100-80GB", 1), ("A100-40GB", 1), ("A100-40GB", 2)):
+        total = PUBLISHED[gpu]["bytes"]
+
+        def plan_of(number: int, count: int = count, total: float = total) -> Any:
+            text = next(p for p in PRIMES if p >= number)
+            with mock.patch("torch.cuda.get_device_properties", lambda _: mock.Mock(total_memory=int(total))):
+                return _calibrate_plan.foresee(phase, stream, windows, text, min(back, text), back_tokens,
+                                               ["cuda:0", "cuda:1"][:count], rate)
+        fits = [n for n in (64, 48, 32, 24, 16, 8, 4) if max(plan_of(n).cards.values()) <= total - CONTEXT_BYTES]
+        whole = plan_of(64)
+        out["%d x %s" % (count, gpu)] = {"card_bytes": list(whole.cards.values()), "states": whole.states,
+                                         "tokens_that_fit": max(fits, default=0) * windows.longest}
+    return out
+
+
 def count(args: argparse.Namespace) -> None:
     import qconv
-    from qconv import _calibrate_run
+    from qconv import _calibrate_moments, _calibrate_run
+    asked: list[Any] = []
+    foresee = _calibrate_run.foresee
+
+    def kept(*given: Any) -> Any:
+        asked[:] = given
+        return foresee(*given)
+    setattr(_calibrate_run, "foresee", kept)
     setattr(_calibrate_run, "check_room", lambda plan: None)  # it is another machine that is to have it
     run = json.loads((RESULTS / "gpu-h200-run.json").read_text())
     read_rate = max(r["read_bytes_per_second"] for f in run["steps"]["convert"]["figures"].values() for r in f["runs"]
@@ -358,15 +390,64 @@ def count(args: argparse.Namespace) -> None:
         if abs(own / ahead["parts"]["solver"]["operations"] - 1) > 0.01:
             sys.exit("%s: %g operations of the solver here, %g in the program" % (
                 name, own, ahead["parts"]["solver"]["operations"]))
-        found["models"][name] = {"ahead": {k: v for k, v in ahead.items() if k not in ("rate", "seconds", "host", "device")},
-                                 "seconds": {
-            gpu: {products: {k: round(v, 1) for k, v in seconds_on(
-                rate, ahead, shape, products, args.sum_tokens, read_rate).items()} for products in (FLOAT, TF32)}
-            for gpu, rate in rates().items()}}
+        outputs = [rows for _, each in sets_of(shape) for rows in each]
+        found["models"][name] = {
+            "operations": {**{k: v["operations"] for k, v in ahead["parts"].items()}, "all": ahead["operations"]},
+            "tokens": ahead["tokens"], "gradient_tokens": ahead["gradient_tokens"], "windows": ahead["windows"],
+            "store_bytes": ahead["store"],
+            "gradients_bytes": 4 * shape["layers"] * sum(-(-r // BLOCK) * min(r, BLOCK) ** 2 for r in outputs),
+            "cards": cards(asked, shape),
+            "seconds": {gpu: {products: {k: round(v, 1) for k, v in seconds_on(
+                rate, ahead, shape, products, _calibrate_moments.ROWS, read_rate).items()} for products in (FLOAT, TF32)}
+                for gpu, rate in rates().items()}}
     if args.json:
-        kept = json.loads(args.json.read_text()) if args.json.exists() else {}
-        args.json.write_text(json_text(dict(kept, counted=found)) + "\n")
+        kept_json = json.loads(args.json.read_text()) if args.json.exists() else {}
+        args.json.write_text(json_text(dict(kept_json, counted=found)) + "\n")
     print(json_text(found))
+
+
+# ---- the page ----
+
+
+def hours(seconds: float) -> str:
+    return "%.0f min" % (seconds / 60) if seconds < 5400 else "%.1f h" % (seconds / 3600)
+
+
+def page(results: dict[str, Any]) -> str:
+    """What docs/theory/calibration.md has of the results."""
+    lines: list[str] = []
+    for m in results.get("measured", []):
+        layers, weights = m["shape"]["layers"], m["linear_weights"]
+        parts = {n: v for n, v in m["parts"].items() if n != "other"}
+        lines += ["Measured: %d layer%s of 8B's width (%d linear weights), %d tokens in windows of %d, all of them backwards, on "
+                  "two cores that others used, too:" % (layers, "s" * (layers > 1), weights, m["tokens"], m["context"]), "",
+                  table(("part", "seconds a layer", "of processors a layer"),
+                        [(n, "%.0f" % (v["wall_s"] / layers), "%.0f" % ((v["python_cpu_s"] + v["program_cpu_s"]) / layers))
+                         for n, v in parts.items()]), ""]
+    counted = results["counted"]
+    models = counted["models"]
+    names = list(next(iter(models.values()))["operations"])
+    lines += ["Counted, operations:", "", table(("part", *models), [
+        (n, *("%.2g" % m["operations"][n] for m in models.values())) for n in names]), ""]
+    lines += ["Counted, time:", ""]
+    for name, m in models.items():
+        parts = list(m["seconds"]["H200"][TF32])
+        rows = [(p, *(hours(m["seconds"][g][TF32][p]) for g in m["seconds"])) for p in parts]
+        rows.append(("all", *(hours(sum(m["seconds"][g][TF32].values())) for g in m["seconds"])))
+        rows.append(("all, were products in float", *(hours(sum(m["seconds"][g][FLOAT].values())) for g in m["seconds"])))
+        lines += [table((name, *m["seconds"]), rows), ""]
+    lines += ["Counted, memory of cards:", "", table(("", *("%s: GB, tokens that fit" % n for n in models)), [
+        (gpu, *("%s, %s" % (" and ".join("%.0f" % (b / 1e9) for b in m["cards"][gpu]["card_bytes"]),
+                            format(m["cards"][gpu]["tokens_that_fit"], ",")) for m in models.values()))
+        for gpu in next(iter(models.values()))["cards"]]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_page(args: argparse.Namespace) -> None:
+    path = ROOT / "docs" / "theory" / "calibration.md"
+    begin, end = "<!-- scale: begin -->\n", "<!-- scale: end -->"
+    before, _, rest = path.read_text().partition(begin)
+    path.write_text(before + begin + page(json.loads(args.json.read_text())) + end + rest.partition(end)[2])
 
 
 def main() -> None:
@@ -383,10 +464,11 @@ def main() -> None:
     two = commands.add_parser("count")
     two.add_argument("--work", type=Path, required=True)
     two.add_argument("--json", type=Path)
-    two.add_argument("--sum-tokens", type=int, default=512)
+    three = commands.add_parser("table")
+    three.add_argument("--json", type=Path, default=RESULTS / "calibrate_scale.json")
     args = parser.parse_args(argv.split())
     args.options = options.split()
-    {"measure": measure, "count": count}[args.command](args)
+    {"measure": measure, "count": count, "table": write_page}[args.command](args)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes are bytes. `host` and `card` are at most; `read` is what the passes read of the checkpoint, as float32."""
+    """Sizes are bytes. `host` and `cards`, by device, are at most. `devices` take the layers: without the first, which
+    the program needs for itself, where the two have no room on one. `read` is what the passes read of the checkpoint,
+    as float32. `states`: "memory", "files" or the device that hidden states are on."""
     layers: int
     weights: int
     sets: int
@@ -45,9 +47,9 @@ class Plan:
     gradient_tokens: int
     parts: Mapping[str, Part]
     rate: float
-    device: str
+    devices: Sequence[str]
     host: int
-    card: int
+    cards: Mapping[str, int]
     store: int
     files: int
     read: int
@@ -70,7 +72,7 @@ class Plan:
     def line(self) -> str:
         """One line, before the work."""
         back = ", %s of them backwards" % grouped(self.gradient_tokens) if self.gradient_tokens else ""
-        card = ", %s of %s's" % (size(self.card), self.device) if self.card else ""
+        card = "".join(", %s of %s's" % (size(taken), device) for device, taken in self.cards.items())
         return ("calibrating %d weights with %s tokens (%d windows of up to %s)%s: this takes about %s here (%.2g "
                 "operations), up to %s of memory%s, and %s of disk" % (
                     self.weights, grouped(self.tokens), self.windows, grouped(self.context), back,
@@ -82,8 +84,9 @@ class Plan:
         out += ["%s: %.2g operations, about %s" % (name, part.operations, duration(part.seconds))
                 for name, part in self.parts.items()]
         out.append("times are by %.3g operations a second, measured just now with float32 on %s; the solver's by the "
-                   "program's own measurement" % (self.rate, self.device))
-        out.append("hidden states are %s; %s of the checkpoint are read" % (self.states, size(self.read)))
+                   "program's own measurement" % (self.rate, self.devices[0]))
+        out.append("hidden states are %s; %s of the checkpoint are read" % (
+            self.states if self.states in self.cards else "in " + self.states, size(self.read)))
         out.append("disk: %s in OUT for codes and scales until they are written, %s in %s" % (
             size(self.store), size(self.files), tempfile.gettempdir()))
         return out
@@ -134,16 +137,6 @@ def rate_of(device: str) -> float:
         if min(times) > 0.05 or n == 8192:
             return 2.0 * n ** 3 / min(times)
         n *= 2
-
-
-def places_of(devices: Sequence[str], states: int) -> Tuple[bool, bool]:
-    """Where so many bytes of hidden states lie: (in the processor's memory, in files). They are on the first device
-    where they take no more than half of its memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    on_card = devices[0] != "cpu"
-    if on_card and states <= torch.cuda.get_device_properties(devices[0]).total_memory // 2:
-        return False, False
-    return on_card, states > memory // 2
 
 
 # ---- counting ----
@@ -231,30 +224,34 @@ def foresee(phase: Mapping[str, Any], stream: Any, windows: Windows, rows: int, 
 
     widest = max((k[1] for k in sets), default=0)
     state = 4 * s.hidden * context
-    places = [(held, *places_of(devices, held)) for held in (
-        (s.layers + STATES) * gradient_rows * state if back else 0, STATES * streams * (batch // context) * state)]
-    cpu = devices[0] == "cpu"
-    in_files = max(held for held, _, to_files in [*places, (0, False, True)] if to_files)
-    in_memory = max(held for held, to_host, to_files in [*places, (0, True, False)]
-                    if (to_host or cpu) and not to_files)
-    on_card = max([0, *(held for held, to_host, to_files in places if not (to_host or to_files or cpu))])
+    held = state * max((s.layers + STATES) * gradient_rows if back else 0, STATES * streams * (batch // context))
     largest = max((sum(w["rows"] * w["cols"] for w in ws) for ws in sets.values()), default=0)
-    # A layer as it was and as it becomes, slices that wait at the widest input, and sums with a product or their mean.
-    waiting = 4 * streams * batch * (widest + 2 * s.hidden)
-    logits = 24 * slice_tokens * s.vocabulary if back else 0
-    solving = (0 if on_card == 0 and not cpu else s.stays_bytes) + 2 * s.layer_bytes + waiting
-    passes = max(solving + 28 * widest ** 2, s.stays_bytes + logits)
+    # A layer as it was and as it becomes, and slices that wait at the widest input; then sums with a product.
+    layer = 2 * s.layer_bytes + 4 * streams * batch * (widest + 2 * s.hidden)
+    passes, logits = layer + 20 * widest ** 2, 24 * slice_tokens * s.vocabulary if back else 0
     handed = 8 * widest ** 2 + 8 * largest + phase["memory"]  # files in memory, and what the program makes of them
-    if cpu:
-        host, card = resident() + in_memory + max(passes, solving + handed), 0
+    solver = int(phase["device_memory"])
+    host, cards, used, states = resident(), {}, list(devices), "memory"  # type: int, Dict[str, int], List[str], str
+    if devices[0] == "cpu":
+        host += s.stays_bytes + max(passes, layer + handed, logits)
     else:
-        host = resident() + in_memory + handed + (0 if on_card else s.stays_bytes)
-        card = on_card + max(passes, solving + phase["device_memory"])
+        total = torch.cuda.get_device_properties(devices[0]).total_memory * 9 // 10
+        alone = len(devices) > 1 and max(passes, layer + solver) > total
+        used = list(devices[1:] if alone else devices)
+        card = max(passes, layer if alone else layer + solver, s.stays_bytes + logits)
+        host += handed
+        if held + s.stays_bytes + card <= total:
+            card, states = card + held + s.stays_bytes, used[0]
+        else:
+            host += s.stays_bytes
+        cards = {**({devices[0]: solver} if alone else {}), used[0]: card}
+    if states == "memory" and held > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
+        states = "files"
+    host += held if states == "memory" else 0
     files = sum(4 * min(BLOCK, w["rows"]) ** 2 * -(-w["rows"] // BLOCK) for w in todo) if back else 0
-    where = ["on " + devices[0]] * (on_card > 0) + ["in memory"] * (in_memory > 0) + ["in files"] * (in_files > 0)
     return Plan(s.layers, len(todo), len(sets), tokens, len(windows.lengths), context, gradient_tokens if back else 0,
-                parts, rate, devices[0], int(host), int(card), phase["disk"], files + in_files,
-                s.read_bytes * (3 if back else 1), " and ".join(where))
+                parts, rate, used, int(host), cards, phase["disk"], files + (held if states == "files" else 0),
+                s.read_bytes * (3 if back else 1), states)
 
 
 def resident() -> int:
@@ -266,11 +263,11 @@ def resident() -> int:
 
 def check_room(plan: Plan) -> None:
     """Raises RunError where the card or the folder for files has no room."""
-    if plan.card:
-        free, _ = torch.cuda.mem_get_info(plan.device)
-        if plan.card > free:
+    for device, taken in plan.cards.items():
+        free, _ = torch.cuda.mem_get_info(device)
+        if taken > free:
             raise RunError("calibrating takes %s of %s's memory, and %s of it are free: fewer --calibration-tokens "
-                           "take less, and --device cpu takes none" % (size(plan.card), plan.device, size(free)))
+                           "take less, and --device cpu takes none" % (size(taken), device, size(free)))
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if plan.files > free:
         raise RunError("calibrating takes %s in %s, and %s are free there: TMPDIR names another folder" % (

@@ -16,8 +16,7 @@ from . import _text
 from ._calibrate_door import Closed, Door
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
-from ._calibrate_plan import (BACKWARD_TOKENS, SLICE_TOKENS, STATES, Plan, check_room, fast_products, foresee, places_of,
-                              rate_of)
+from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
 from ._values import Values
 from .errors import InputError
@@ -94,10 +93,10 @@ class Calibration:
                                      paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
                                          self.model.config, "is_encoder_decoder", False)))
         self.source = Values(model, experts=options.get("experts"))
-        self.stream(1).close()  # which refuses a checkpoint that is not the model's
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
         self.says, self.ahead = False, None  # type: Tuple[bool, Optional[Plan]]
+        self.stream().close()  # which refuses a checkpoint that is not the model's
 
     def hello(self) -> Dict[str, Any]:
         w = self.windows
@@ -116,21 +115,19 @@ class Calibration:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
 
-    def stream(self, rows: int, kept: bool = False) -> Stream:
-        """rows: of the whole batch. kept: the inputs of all layers are, for the way back."""
-        tokens = self.windows.longest
-        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
-        states = (STATES + len(stream.layers) * kept) * stream.outlook(rows, tokens).state
-        in_memory, in_files = places_of(self.devices, states)
-        if in_memory or in_files:
+    def stream(self) -> Stream:
+        """States lie where the plan has them."""
+        ahead, tokens = self.ahead, self.windows.longest
+        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens),
+                        devices=ahead.devices if ahead else self.devices)
+        if ahead and ahead.states in ("memory", "files"):
             stream.home = torch.device("cpu")
-        if in_files:
-            stream.folder = tempfile.gettempdir()
+            stream.folder = tempfile.gettempdir() if ahead.states == "files" else None
         return stream
 
     def plan(self) -> Plan:
         """What the phase that the program has announced will take."""
-        stream, back = self.stream(1), self.text(BACKWARD_TOKENS)
+        stream, back = self.stream(), self.text(BACKWARD_TOKENS)
         plan = foresee(self.door.ahead, stream, self.windows, self.text(None).rows, back.rows if self.two else 0,
                        back.tokens, self.devices, rate_of(self.devices[0]))
         stream.close()
@@ -140,7 +137,7 @@ class Calibration:
 
     def take_gradients(self, text: Text, sums: Gradients) -> None:
         """One pass forward and one back."""
-        stream = self.stream(text.rows, kept=True)
+        stream = self.stream()
         targets = Targets(stream.loader, self.door)
         layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
 
@@ -179,7 +176,7 @@ class Calibration:
 
     def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
         """Both streams pass, and the weights are made on the way; or one passes and weighs."""
-        stream = self.stream(text.rows * streams)
+        stream = self.stream()
         targets = Targets(stream.loader, self.door)
         counted = Counted(text.masks)
 
@@ -248,7 +245,7 @@ class Calibration:
                 return
 
     def work(self, phase: str) -> None:
-        stream = self.stream(1)
+        stream = self.stream()
         self.door.tokens = self.text(BACKWARD_TOKENS).tokens
         self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
         stream.close()

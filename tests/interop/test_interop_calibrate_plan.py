@@ -65,7 +65,7 @@ class Plans(unittest.TestCase):
             self.assertGreater(part["seconds"], 0)
         self.assertGreater(plan["rate"], 1e6)
         self.assertGreater(plan["host"], 2 * 6 * batch * HIDDEN * 4)
-        self.assertEqual((plan["card"], plan["device"], plan["states"]), (0, "cpu", "in memory"))
+        self.assertEqual((plan["cards"], plan["devices"], plan["states"]), ({}, ["cpu"], "memory"))
 
     def test_fewer_of_everything(self):
         whole, half = self.ahead(), self.ahead(calibration_tokens=32 * CONTEXT)
@@ -85,25 +85,42 @@ class Plans(unittest.TestCase):
 
     def test_room(self):
         fields = {f.name: 0 for f in dataclasses.fields(_calibrate_plan.Plan)}
-        plan = _calibrate_plan.Plan(**dict(fields, device="cuda:1", card=50 * 10 ** 9, parts={}))
+        plan = _calibrate_plan.Plan(**dict(fields, devices=["cuda:1"], cards={"cuda:1": 50 * 10 ** 9}, parts={}))
         with mock.patch("torch.cuda.mem_get_info", lambda device: ({"cuda:1": 42 * 10 ** 9}[device], 43 * 10 ** 9)):
             with self.assertRaisesRegex(qconv.RunError, r"takes 50 GB of cuda:1's memory, and 42 GB of it are free: "):
                 _calibrate_plan.check_room(plan)
-            _calibrate_plan.check_room(dataclasses.replace(plan, card=42 * 10 ** 9))
+            _calibrate_plan.check_room(dataclasses.replace(plan, cards={"cuda:1": 42 * 10 ** 9}))
         usage = shutil.disk_usage(tempfile.gettempdir())
         with self.assertRaisesRegex(qconv.RunError, "TMPDIR"):
-            _calibrate_plan.check_room(dataclasses.replace(plan, card=0, files=usage.total + 1))
+            _calibrate_plan.check_room(dataclasses.replace(plan, cards={}, files=usage.total + 1))
 
-    def test_where_states_are(self):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.assertEqual(_calibrate_plan.places_of(["cpu"], memory // 2), (False, False))
-        self.assertEqual(_calibrate_plan.places_of(["cpu"], memory // 2 + 1), (False, True))
-        card = mock.Mock(total_memory=1000)
-        with mock.patch("torch.cuda.get_device_properties", lambda device: card):
-            self.assertEqual(_calibrate_plan.places_of(["cuda:0"], 500), (False, False))
-            self.assertEqual(_calibrate_plan.places_of(["cuda:0"], 501), (True, False))
-            self.assertEqual(_calibrate_plan.places_of(["cuda:0"], memory), (True, True))
+    def test_cards(self):
+        """What lies where on GPUs of other sizes, from the arguments that a plan for the CPU was made of."""
+        asked = []
 
+        def foresee(*given):
+            asked.append(given)
+            return _calibrate_plan.foresee(*given)
+        with mock.patch("qconv._calibrate_run.foresee", foresee):
+            cpu = self.ahead()
+        phase, *between, _, rate = asked[0]
+        phase = dict(phase, device_memory=10 ** 9)
+
+        def on(total, *devices):
+            with mock.patch("torch.cuda.get_device_properties", lambda device: mock.Mock(total_memory=total)):
+                return _calibrate_plan.foresee(phase, *between, devices, rate)
+        roomy, tight, two = on(10 ** 11, "cuda:0"), on(12 * 10 ** 8, "cuda:0"), on(10 ** 9, "cuda:0", "cuda:1")
+        self.assertEqual((roomy.states, tight.states, two.states), ("cuda:0", "memory", "cuda:1"))
+        self.assertEqual([p.devices for p in (roomy, tight, two)], [["cuda:0"], ["cuda:0"], ["cuda:1"]])
+        batch = 67 * CONTEXT
+        layer = 2 * 4 * (sum(n * sum(rows) for n, rows in SETS) + 2 * HIDDEN) + 4 * 2 * batch * (INSIDE + 2 * HIDDEN)
+        stays = 4 * (2 * VOCABULARY * HIDDEN + HIDDEN)
+        states = 4 * HIDDEN * batch * max(6 * 2, LAYERS + 6)
+        self.assertEqual(tight.cards, {"cuda:0": layer + 10 ** 9})
+        self.assertEqual(roomy.cards, {"cuda:0": layer + 10 ** 9 + stays + states})
+        self.assertEqual(two.cards["cuda:0"], 10 ** 9)
+        self.assertEqual(cpu["cards"], {})
+        self.assertAlmostEqual(tight.host - roomy.host, stays + states, delta=states / 2)  # beside what Python takes
 
     def test_products_of_a_gpu(self):
         torch.set_float32_matmul_precision("highest")
