@@ -4,18 +4,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import warnings
+from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import transformers
 
 from . import _text
+from ._calibrate_bundled import mixture
 from ._calibrate_door import Closed, Door
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
-from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
 from ._values import Values
 from .errors import InputError
 from .evaluate import devices_of
@@ -89,18 +92,21 @@ class Calibration:
             warnings.simplefilter("ignore")
             self.devices = devices_of(own["device"])
         self.model = build(model, trust_remote_code=own["trust_remote_code"])
-        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
-                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config,
-                                     paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
-                                         self.model.config, "is_encoder_decoder", False)))
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
+        config = self.model.config
+        self.mixed = mixture(own, model, config, partial(
+            _text.windows, model=model, tokenizer=own["tokenizer"], inputs=own["inputs"], config=config,
+            paragraphs=not (_text.is_causal(config) or own["inputs"] or getattr(config, "is_encoder_decoder", False))),
+            self.stream)
+        self.windows = self.mixed.windows
 
     def hello(self) -> Dict[str, Any]:
         w = self.windows
         report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": sum(w.lengths),
-                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1}
+                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1, "mix": self.mixed.share,
+                  "relative_rank": self.mixed.rank or 0}
         identity = dict(report, torch=torch.__version__, transformers=transformers.__version__,
                         device=self.devices[0].partition(":")[0])
         return {"hello": 1, "identity": json.dumps(identity, sort_keys=True), "report": report}
@@ -114,9 +120,9 @@ class Calibration:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
 
-    def stream(self, rows: int) -> Stream:
-        """rows: of the whole batch. States that would take half of the memory lie in files."""
-        tokens = self.windows.longest
+    def stream(self, rows: int, tokens: Optional[int] = None) -> Stream:
+        """rows: of the whole batch, with so many tokens each. States that would take half of the memory lie in files."""
+        tokens = tokens or self.windows.longest
         stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
             torch.cuda.get_device_properties(self.devices[0]).total_memory
@@ -273,6 +279,11 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
     door = Door()
     try:
         job = Calibration(door, os.fspath(model), own, options, progress)
+        line = job.mixed.line()
+        if line and shown and not {"--quiet", "-q"} & set(typed):
+            print("qconv: " + line, file=sys.stderr, flush=True)
+        elif line:
+            log.info("%s", line)
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
                 *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
                 "--", *(os.fspath(p) for p in (model, out) if p is not None)]
