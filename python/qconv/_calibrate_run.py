@@ -16,6 +16,7 @@ import transformers
 from . import _text
 from ._calibrate_bundled import mixture
 from ._calibrate_door import Closed, Door
+from ._calibrate_judge import judged
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
@@ -91,7 +92,8 @@ class Calibration:
         with warnings.catch_warnings():  # of a driver that is too old for this torch
             warnings.simplefilter("ignore")
             self.devices = devices_of(own["device"])
-        self.model = build(model, trust_remote_code=own["trust_remote_code"])
+        self.build = partial(build, model, trust_remote_code=own["trust_remote_code"])
+        self.model = self.build()
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
@@ -116,14 +118,18 @@ class Calibration:
         if self.progress:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
 
+    def tell_judging(self, done: int, layers: int) -> None:
+        if self.progress:
+            self.progress(Progress("judging", done, layers, "layers"))
+
     def text(self, most: Optional[int]) -> Text:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
 
-    def stream(self, rows: int, tokens: Optional[int] = None) -> Stream:
+    def stream(self, rows: int, tokens: Optional[int] = None, model: Any = None, source: Any = None) -> Stream:
         """rows: of the whole batch, with so many tokens each. States that would take half of the memory lie in files."""
         tokens = tokens or self.windows.longest
-        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
+        stream = Stream(model or self.model, source or self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
             torch.cuda.get_device_properties(self.devices[0]).total_memory
         if STATES * stream.outlook(rows, tokens).state > memory // 2:
@@ -231,7 +237,9 @@ class Calibration:
             phase = self.door.phase()
             if phase != "dry-run" and not all(w["made"] for w in self.door.weights.values()):
                 self.work(phase)
-            self.door.end({})
+            found = judged(self.mixed, self.door, self.source, self.build, self.stream, self.tell_judging) \
+                if phase == "calibrate" else None
+            self.door.end({"judged": found} if found else {})
             if phase != "weigh":
                 return
 

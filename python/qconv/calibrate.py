@@ -132,9 +132,11 @@ class Lines:
     """Progress on standard error: a line at each tenth, with the time that the rest takes if it goes on like this."""
 
     def __init__(self) -> None:
-        self.tenth, self.began = -1, time.monotonic()
+        self.stage, self.tenth, self.began = "", -1, 0.0
 
     def __call__(self, p: Progress) -> None:
+        if p.stage != self.stage:
+            self.stage, self.tenth, self.began = p.stage, -1, time.monotonic()
         if not p.total or 10 * p.done // p.total <= self.tenth:
             return
         self.tenth = 10 * p.done // p.total
