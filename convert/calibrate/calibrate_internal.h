@@ -119,6 +119,10 @@ void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
 /* Gives `out` what the matrix shares with others. */
 void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out);
+/* Quantizes w [rows, cols] as --scale search does, into arrays of qc_calibrated_alloc; scales of
+ * unsigned forms are not quantized themselves. */
+QC_NODISCARD qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const float *w,
+                                           const qc_calibrated_arrays *a, qc_error *err);
 /* Quantizes a matrix of a stack as if no text were there, into the store. */
 QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
                                              const float *w, qc_error *err);

@@ -188,13 +188,22 @@ static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
                    qc_plural(r->calibrated));
     add_printable(out, with);
     if (r->calibration_text)
-        qc_strbuf_putf(out, " (%" PRIu64 " tokens)", r->calibration_tokens);
+        qc_strbuf_putf(out, " (%" PRIu64 " tokens", r->calibration_tokens);
+    if (r->calibration_mix > 0)
+        qc_strbuf_putf(out, ", %.0f%% of the bundled text", 100 * r->calibration_mix);
+    if (r->calibration_text)
+        qc_strbuf_puts(out, ")");
     if (r->calibrated)
         qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs_rounded,
                        r->outputs_calibrated);
     if (r->not_calibrated)
         qc_strbuf_putf(out, "; %" PRIu64 " by search", r->not_calibrated);
     qc_strbuf_puts(out, "\n");
+    if (r->judged.tokens > 0)
+        qc_strbuf_putf(out,
+                       "  judged    on %" PRIu64 " other tokens: error in answers %.3e by search, "
+                       "%.3e calibrated\n",
+                       r->judged.tokens, r->judged.search, r->judged.calibrated);
 }
 
 static void add_heading(const qc_convert_report *r, qc_strbuf *out)
@@ -328,7 +337,11 @@ static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
     qc_json_member_string(w, "sided", r->calibration_sided == 2 ? "two" : "one");
     qc_json_member_u64(w, "weights", r->calibrated);
     qc_json_member_u64(w, "left", r->not_calibrated);
+    qc_json_member_double(w, "mix", r->calibration_mix);
     if (!r->dry_run) {
+        qc_json_member_u64(w, "judged_tokens", r->judged.tokens);
+        qc_json_member_double(w, "judged_search", r->judged.search);
+        qc_json_member_double(w, "judged_calibrated", r->judged.calibrated);
         qc_json_member_double(w, "rounded", r->outputs_rounded);
         qc_json_member_double(w, "calibrated", r->outputs_calibrated);
         qc_json_member_double(w, "seconds", r->calibration_seconds);

@@ -45,7 +45,8 @@ typedef struct {
     const char *calibration_text, *calibration_hessians; /* as given */
     uint64_t calibration_tokens;
     uint64_t calibrated, not_calibrated; /* counts of the weights that are quantized */
-    double calibration_damping;
+    double calibration_damping, calibration_mix;
+    qc_manifest_judged judged;
     unsigned calibration_sided; /* 1 or 2 */
     double calibration_seconds; /* of all runs that it took; 0: an earlier run did all of it */
     double outputs_rounded;     /* mean error in outputs over the calibrated weights */

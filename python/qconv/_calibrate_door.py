@@ -31,6 +31,12 @@ def weight_of(said: Dict[str, Any]) -> Weight:
     return said["name"], said.get("matrix")
 
 
+def place_of(weight: Weight, known: Dict[str, Any]) -> Tuple[Optional[int], int]:
+    """(the expert that it is of a stack, the first of its outputs in that matrix)."""
+    inside = re.search(r"\[(\d+)(?:, (gate|up))?\]$", known["module"]) if weight[1] is not None else None
+    return (int(inside.group(1)), known["rows"] if inside.group(2) == "up" else 0) if inside else (None, 0)
+
+
 SHARED = "/dev/shm"
 ROOM = 8 << 30  # bytes that have to be free there
 
@@ -104,10 +110,10 @@ class Door:
         self.left.update({weight_of(s): s["why"] for s in heard["left"]})
         return self.read(values, solved) if wanted else {}
 
-    def values(self, weights: Sequence[Weight]) -> Dict[Weight, torch.Tensor]:
-        """Of weights that were made in an earlier run."""
+    def values(self, weights: Sequence[Weight], searched: bool = False) -> Dict[Weight, torch.Tensor]:
+        """Of weights that are made, or what --scale search makes of any."""
         path = os.path.join(self.folder, "values")
-        self.say({"values": [entry(w) for w in weights], "to": path})
+        self.say({"values": [entry(w) for w in weights], "to": path, "searched": searched})
         return self.read(path, self.hear()["values"])
 
     def read(self, path: str, said: List[Dict[str, Any]]) -> Dict[Weight, torch.Tensor]:

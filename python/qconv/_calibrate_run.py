@@ -7,17 +7,20 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import transformers
 
 from . import _text
+from ._calibrate_bundled import mixture
 from ._calibrate_door import Closed, Door
+from ._calibrate_judge import judged
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
 from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
-from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
 from ._values import Values
 from .errors import InputError
 from .evaluate import devices_of
@@ -87,21 +90,25 @@ class Calibration:
         with warnings.catch_warnings():  # of a driver that is too old for this torch
             warnings.simplefilter("ignore")
             self.devices = devices_of(own["device"])
-        self.model = build(model, trust_remote_code=own["trust_remote_code"])
-        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
-                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config,
-                                     paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
-                                         self.model.config, "is_encoder_decoder", False)))
+        self.build = partial(build, model, trust_remote_code=own["trust_remote_code"])
+        self.model = self.build()
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
         self.says, self.ahead = False, None  # type: Tuple[bool, Optional[Plan]]
+        config = self.model.config
+        self.mixed = mixture(own, model, config, partial(
+            _text.windows, model=model, tokenizer=own["tokenizer"], inputs=own["inputs"], config=config,
+            paragraphs=not (_text.is_causal(config) or own["inputs"] or getattr(config, "is_encoder_decoder", False))),
+            self.stream)
+        self.windows = self.mixed.windows
         self.stream().close()  # which refuses a checkpoint that is not the model's
 
     def hello(self) -> Dict[str, Any]:
         w = self.windows
         report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": sum(w.lengths),
-                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1}
+                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1, "mix": self.mixed.share,
+                  "relative_rank": self.mixed.rank or 0}
         identity = dict(report, torch=torch.__version__, transformers=transformers.__version__,
                         device=self.devices[0].partition(":")[0])
         return {"hello": 1, "identity": json.dumps(identity, sort_keys=True), "report": report}
@@ -111,14 +118,18 @@ class Calibration:
         if self.progress:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
 
+    def tell_judging(self, done: int, layers: int) -> None:
+        if self.progress:
+            self.progress(Progress("judging", done, layers, "layers"))
+
     def text(self, most: Optional[int]) -> Text:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
 
-    def stream(self) -> Stream:
-        """States lie where the plan has them."""
-        ahead, tokens = self.ahead, self.windows.longest
-        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens),
+    def stream(self, tokens: Optional[int] = None, model: Any = None, source: Any = None) -> Stream:
+        """Of windows of so many tokens. States lie where the plan has them."""
+        ahead, tokens = self.ahead, tokens or self.windows.longest
+        stream = Stream(model or self.model, source or self.source, rows=max(1, SLICE_TOKENS // tokens),
                         devices=ahead.devices if ahead else self.devices)
         if ahead and ahead.states in ("memory", "files"):
             stream.home = torch.device("cpu")
@@ -240,7 +251,9 @@ class Calibration:
                 check_room(self.ahead)
                 if phase != "dry-run":
                     self.work(phase)
-            self.door.end({})
+            found = judged(self.mixed, self.door, self.source, self.build, self.stream, self.tell_judging) \
+                if phase == "calibrate" else None
+            self.door.end({"judged": found} if found else {})
             if phase != "weigh":
                 return
 
@@ -289,6 +302,11 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
     try:
         job = Calibration(door, os.fspath(model), own, options, progress)
         job.says = shown and not {"--quiet", "-q"} & set(typed)
+        line = job.mixed.line()
+        if line and job.says:
+            print("qconv: " + line, file=sys.stderr, flush=True)
+        elif line:
+            log.info("%s", line)
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
                 *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
                 "--", *(os.fspath(p) for p in (model, out) if p is not None)]

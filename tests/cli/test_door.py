@@ -236,6 +236,31 @@ class Dense(Door):
         self.assertIn("warning: 1 weight is quantized without calibration, as the second moments are of fewer tokens "
                       f"than a quarter of the inputs: '{phase['weights'][0]['name']}'\n", said)
 
+    def test_judging(self):
+        """What --scale search makes of weights, made or not; the figures of other weights, also where writing was killed."""
+        self.start("-q", "--scale", "search", out="o")
+        hello = {**HELLO, "report": {**REPORT, "mix": 0.25, "relative_rank": 0.6}}
+        phase = self.ask(hello)
+        self.solve(moments_of(phase["weights"][0]))
+        answer = self.ask({"values": [{"name": w["name"]} for w in phase["weights"]], "to": self.path("v"),
+                           "searched": True})["values"]
+        found = {w["name"]: self.floats(w, a["offset"]) for w, a in zip(phase["weights"], answer)}
+        self.say({"end": {"judged": {"tokens": 77, "search": 0.5, "calibrated": 0.125}}})
+        self.finish()
+        self.ok("-q", "--to", "nf4", "--scale", "search", "--compress", "none", MODEL, "search")
+        self.ok("-q", "--to", "bf16", "--compress", "none", "search", "wide")
+        wide = self.bytes_of("wide")
+        self.assertEqual({n: rounded(v) for n, v in found.items()}, {n: wide[n] for n in found})
+        made = self.json_of("o", "qconv.json")["options"]["calibrate"]
+        self.assertEqual([made[k] for k in ("mix", "relative_rank", "judged_tokens", "judged_search", "judged_calibrated")],
+                         [0.25, 0.6, 77, 0.5, 0.125])
+        self.start(out="o")  # the same is finished, and another share is another output
+        self.say(hello)
+        self.assertEqual((self.hear(), self.process.wait(60)), (None, 0))
+        self.start(out="o")
+        self.say({**hello, "report": {**hello["report"], "mix": 0.5}})
+        self.assertIn("calibrated with another text, or otherwise", self.finish(2))
+
     def test_dry_run(self):
         for out in (None, "out"):
             self.start("--dry-run", "--json", out=out)
@@ -289,6 +314,8 @@ class Dense(Door):
                 ({**HELLO, "report": {**REPORT, "tokenizer": "a\nb"}}, "tokenizer: expected one line of text"),
                 ({**HELLO, "report": {**REPORT, "tokenizer": "a" * 200}}, 'the "tokenizer" of the text'),
                 ({**HELLO, "report": {**REPORT, "tokens": -1}}, "tokens"),
+                ({**HELLO, "report": {**REPORT, "mix": -1}}, "mix: expected a number of 0 or more"),
+                ({**HELLO, "report": {**REPORT, "relative_rank": "a"}}, "relative_rank: expected a number of 0 or more"),
                 ({**HELLO, "report": {**REPORT, "sided": 3}}, '"sided" to be 1 or 2')):
             with self.subTest(line=line):
                 self.start()
@@ -321,6 +348,9 @@ class Dense(Door):
                 ({"values": [{"name": "no"}], "to": self.path("v")}, "not made: 'no'", 3),
                 ({"values": [7], "to": self.path("v")}, "not made: ''", 3),
                 ({"end": 1}, 'expected {"end": {...}}', 3), ({"end": {"left": 5}}, "left", 3),
+                ({"values": [{"name": "no"}], "to": self.path("v"), "searched": True}, "not made: 'no'", 3),
+                ({"end": {"judged": {"tokens": -1}}}, "tokens", 3),
+                ({"end": {"judged": {"search": "x"}}}, "search: expected a number of 0 or more", 3),
                 ({"end": {"left": "a\nb"}}, "left: expected one line of text", 3)):
             with self.subTest(line=str(line)[:99]):
                 self.start("-q")

@@ -41,7 +41,7 @@ class Plans(unittest.TestCase):
     def ahead(self, **options):
         out = Path(self.folder.name) / "out"
         before = set(os.listdir(self.folder.name))
-        found = qconv.calibrate(MODEL, out, to="nf4", text=self.text, device="cpu", dry_run=True, **options)
+        found = qconv.calibrate(MODEL, out, to="nf4", text=self.text, mix=0, device="cpu", dry_run=True, **options)
         self.assertEqual(set(os.listdir(self.folder.name)), before)
         return found.json["calibration_ahead"]
 
