@@ -253,7 +253,7 @@ def measure(args: argparse.Namespace) -> None:
                                  + 3 * shape["hidden"] * shape["inside"])
     facts, usage = work / "facts.json", work / "time"
     command = ["calibrate", "--to", "nf4", "--text", str(text), "--calibration-tokens", str(args.tokens),
-               "--calibration-context", str(args.context), "--device", "cpu", *args.options, str(model), str(work / "out")]
+               "--calibration-context", str(args.context), "--mix", "0", "--device", "cpu", *args.options, str(model), str(work / "out")]
     began = time.monotonic()
     done = subprocess.run(["/usr/bin/time", "-v", "-o", str(usage), sys.executable, __file__, "clocked", str(facts), *command],
                           stderr=subprocess.PIPE, text=True)
@@ -358,7 +358,7 @@ def cards(asked: list[Any], shape: dict[str, int]) -> dict[str, Any]:
                                                ["cuda:0", "cuda:1"][:count], rate)
         fits = [n for n in (64, 48, 32, 24, 16, 8, 4) if max(plan_of(n).cards.values()) <= total - CONTEXT_BYTES]
         whole = plan_of(64)
-        out["%d x %s" % (count, gpu)] = {"card_bytes": list(whole.cards.values()), "states": whole.states,
+        out["%d x %s" % (count, gpu)] = {"card_bytes": list(whole.cards.values()),
                                          "tokens_that_fit": max(fits, default=0) * windows.longest}
     return out
 
@@ -410,7 +410,7 @@ def count(args: argparse.Namespace) -> None:
 
 
 def hours(seconds: float) -> str:
-    return "%.0f min" % (seconds / 60) if seconds < 5400 else "%.1f h" % (seconds / 3600)
+    return "%.1f min" % (seconds / 60) if seconds < 5400 else "%.1f h" % (seconds / 3600)
 
 
 def page(results: dict[str, Any]) -> str:
@@ -428,7 +428,7 @@ def page(results: dict[str, Any]) -> str:
     models = counted["models"]
     names = list(next(iter(models.values()))["operations"])
     lines += ["Counted, operations:", "", table(("part", *models), [
-        (n, *("%.2g" % m["operations"][n] for m in models.values())) for n in names]), ""]
+        (n, *("%.3g" % m["operations"][n] for m in models.values())) for n in names]), ""]
     lines += ["Counted, time:", ""]
     for name, m in models.items():
         parts = list(m["seconds"]["H200"][TF32])
