@@ -251,6 +251,11 @@ def measure(args: argparse.Namespace) -> None:
     leave_cache(model)
     weights = shape["layers"] * (2 * shape["hidden"] ** 2 * (1 + shape["kv_heads"] / shape["heads"])
                                  + 3 * shape["hidden"] * shape["inside"])
+    a = torch.randn(2048, 2048)
+    float((a @ a)[0, 0])
+    begin = time.process_time()
+    float((a @ a)[0, 0])
+    rate = 2 * 2048 ** 3 / (time.process_time() - begin)
     facts, usage = work / "facts.json", work / "time"
     command = ["calibrate", "--to", "nf4", "--text", str(text), "--calibration-tokens", str(args.tokens),
                "--calibration-context", str(args.context), "--mix", "0", "--device", "cpu", *args.options, str(model), str(work / "out")]
@@ -263,7 +268,7 @@ def measure(args: argparse.Namespace) -> None:
     peak = re.search(r"Maximum resident set size \(kbytes\): (\d+)", usage.read_text())
     assert peak
     found = {"shape": shape, "linear_weights": int(weights), "tokens": args.tokens, "context": args.context,
-             "options": args.options, "processor": processor(), "processors": os.cpu_count(),
+             "operations_per_processor_second": rate, "options": args.options, "processor": processor(), "processors": os.cpu_count(),
              "torch": torch.__version__, "transformers": transformers.__version__,
              "load_average": os.getloadavg()[1], "seconds": round(time.monotonic() - began, 1),
              "time_v_peak_bytes": int(peak.group(1)) << 10,

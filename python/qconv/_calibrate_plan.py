@@ -125,18 +125,15 @@ def fast_products(devices: Sequence[str]) -> Iterator[None]:
 
 
 def rate_of(device: str) -> float:
-    """Operations a second of a product of float32 matrices, measured in less than a second."""
-    n = 512
-    while True:
-        a = torch.randn(n, n, device=device)
-        times = []
-        for _ in range(3):  # the first one of a size may load a library, and another process may disturb one
-            begin = time.monotonic()
-            float((a @ a)[0, 0])
-            times.append(max(time.monotonic() - begin, 1e-9))
-        if min(times) > 0.05 or n == 8192:
-            return 2.0 * n ** 3 / min(times)
-        n *= 2
+    """Operations a second of a product of float32 matrices: the best that is seen in about a second, as the first one of
+    a size may load a library and other processes may disturb."""
+    n, best, began = 512, 0.0, time.monotonic()
+    while n < 2048 or time.monotonic() - began < 0.5:
+        a, begin = torch.full((n, n), 0.5, device=device), time.monotonic()
+        float((a @ a)[0, 0])
+        best = max(best, 2.0 * n ** 3 / max(time.monotonic() - begin, 1e-9))
+        n = min(2 * n, 8192 if device != "cpu" else 2048)
+    return best
 
 
 # ---- counting ----
