@@ -9,10 +9,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 
 from ._calibrate_bundled import Mixture
-from ._calibrate_door import Door, Weight, place_of
+from ._calibrate_door import Closed, Door, Weight, place_of
 from ._text import spread
 from ._values import Values
-from .errors import InputError, QconvWarning
+from .errors import QconvWarning
 from .evaluate import Answers
 from .stream import Stream
 
@@ -54,28 +54,32 @@ def judged(mixed: Mixture, door: Door, source: Values, build: Callable[[], Any],
         return None
     windows = mixed.unused.heads(HEAD)
     windows = windows.of(spread(windows.lengths, TOKENS))
-    models = [build() for _ in range(3)]
-    config = models[0].config
-    answers = Answers(windows, config, config.get_text_config().vocab_size, models[0].get_output_embeddings() is not None)
-    streams = [make(windows.longest, model, values) for model, values in
-               zip(models, (source, Made(source, door, True), Made(source, door, False)))]
-    layers = sum(len(s.layers) for s in streams)
     passed: List[str] = []
+    streams: List[Stream] = []
 
     def visit(call: Any, pieces: List[slice], params: Dict[int, str]) -> Iterator[Any]:
         yield from map(call.run, pieces)
         passed.append(call.name)
+        layers = 3 * len(streams[0].layers)
         step(min(len(passed), layers), layers)
     try:
+        models = [build() for _ in range(3)]
+        config = models[0].config
+        answers = Answers(windows, config, getattr(config.get_text_config(), "vocab_size", None),
+                          models[0].get_output_embeddings() is not None)
         bodies = []
-        for stream in streams:
-            stream.visit = visit
+        for model, values in zip(models, (source, Made(source, door, True), Made(source, door, False))):
+            streams.append(make(windows.longest, model, values))
+            streams[-1].visit = visit
             with torch.no_grad():
-                bodies.append(stream.body(answers.inputs))
+                bodies.append(streams[-1].body(answers.inputs))
         search, calibrated = (answers.figures([body, bodies[0]])["distance_mean" if answers.encoder else "kl_mean"]
                               for body in bodies[1:])
-    except InputError as error:
-        warnings.warn("what calibrating has cost other texts is not known: %s" % error, QconvWarning, stacklevel=2)
+    except Closed:
+        raise
+    except Exception as error:  # what is made is worth more than a figure of it
+        warnings.warn("what calibrating does to other texts is not known: %s: %s" % (type(error).__name__, error),
+                      QconvWarning, stacklevel=2)
         return None
     finally:
         for stream in streams:
