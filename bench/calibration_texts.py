@@ -11,20 +11,15 @@ of tests/accuracy judge, too. For that model itself tinystories_calibration.ids 
 tests/accuracy were put beside them as calibrate-stories.ids and judge-stories.ids.
 
 `measure` quantizes MODEL, a Llama, with each `calibrate-*` of the folder TEXTS and judges each on every
-`judge-*`: mean KL divergence from MODEL over that of the search. COMMAND has {model}, {out} and {text}, which
-is a file of token ids, one window a line; where it has {mix} it mixes by itself, and otherwise this script
-does, without more tokens. Beside each text stands its relative rank, and the mix `auto` is the share that the
-rule takes (python/qconv/_calibration_mix.py). Forward passes are llama_numpy's, which reads outputs that are
-not compressed. What OUT.json has already is not measured again. As in bench/results/calibration_texts.json,
-with the second model and --judge-tokens 4096:
+`judge-*`: mean KL divergence from MODEL over that of the search. COMMAND has {model}, {out}, {mix} and {text},
+which is a file of token ids, one window a line. Beside each text stand the relative rank that the program finds,
+the share that it mixes in by itself (`auto`), and what it says of its own windows of the bundled text. Forward
+passes are llama_numpy's, which reads outputs that are not compressed. What OUT.json has already is not measured
+again. As in bench/results/calibration_texts.json, with --judge-tokens 4096:
 
     --search 'qconv {model} {out} --to nf4 --scale search --compress none'
-    --calibrate 'qconv {model} {out} --to nf4 --calibrate {text} --calibration-context 256 --compress none'
-
-That was the C program that still took texts; now it is
-
     --calibrate 'python -m qconv calibrate {model} {out} --to nf4 --text {text} --mix {mix} --compress none
-                 --calibration-context 256 --calibration-tokens 16384'
+                 --calibration-context 256 --calibration-tokens 16384 --quiet'
 """
 from __future__ import annotations
 
@@ -49,8 +44,7 @@ import llama_numpy as lm
 from result_page import json_text, table as markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "tools")]
-from qconv import _calibration_mix as mixing  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
 
 BUNDLED = ROOT / "python" / "qconv" / "calibration_text.xz"
 KJV = ROOT / "tests" / "data" / "kjv-llama"
@@ -225,28 +219,8 @@ class Tokens:
         return spread(cut, count)
 
 
-def mixed(own: np.ndarray, bundled: np.ndarray, share: float) -> list[np.ndarray]:
-    """As many windows as `own` has, `share` of them of the bundled text, spread."""
-    count = round(len(own) * share)
-    return [*spread(own, len(own) - count), *spread(bundled, count)]
-
-
 def write_ids(path: Path, windows: Any) -> None:
     path.write_text("".join(" ".join(map(str, w)) + "\n" for w in windows))
-
-
-def moments(config: dict[str, Any], weights: dict[str, np.ndarray],
-            windows: np.ndarray) -> dict[str, np.ndarray]:
-    """Second moments of the inputs of each set of products, by the name of its first weight."""
-    sums: dict[str, np.ndarray] = {}
-
-    def before(names: list[str], x: np.ndarray) -> None:
-        flat = x.reshape(-1, x.shape[-1])
-        sums[names[0]] = sums.get(names[0], 0.0) + (flat.T @ flat).astype(np.float64)
-
-    for i in range(0, len(windows), 8):
-        lm.forward(config, weights, windows[i:i + 8], before)
-    return sums
 
 
 class Judge:
@@ -266,15 +240,15 @@ class Judge:
         return total / self.windows.size
 
 
-def quantize(command: str, model: Path, out: Path, text: Path | None, mix: str) -> dict[str, Any]:
-    """The weights that the command writes, dequantized."""
+def quantize(command: str, model: Path, out: Path, text: Path | None, mix: str) -> tuple[dict[str, Any], Any]:
+    """The weights that the command writes, dequantized, and what they were calibrated with."""
     if out.exists():
         shutil.rmtree(out)
     words = [w.format(model=model, out=out, text=text, mix=mix) for w in shlex.split(command)]
     done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit("calibration_texts: '%s' fails: %s" % (" ".join(words), done.stderr.strip()))
-    return lm.read_weights(out)
+    return lm.read_weights(out), json.loads((out / "qconv.json").read_text())["options"].get("calibrate")
 
 
 def digest(windows: Any) -> str:
@@ -295,7 +269,7 @@ def measure(args: argparse.Namespace) -> None:
     bundled = cut.windows(bundled_text(args.bundled).encode(), args.tokens)
     own = {"bundled": bundled, **read("calibrate", args.tokens)}
     judged = {k: Judge(config, weights, w) for k, w in read("judge", args.judge_tokens).items()}
-    found = quantize(args.search, args.model, scratch / "out", None, "0")
+    found, _ = quantize(args.search, args.model, scratch / "out", None, "0")
     search = {k: j.kl(found) for k, j in judged.items()}
     label = args.model.name if args.model.name != "model" else args.model.parent.name
     report: dict[str, Any] = {
@@ -307,49 +281,39 @@ def measure(args: argparse.Namespace) -> None:
         raise SystemExit("calibration_texts: %s has another measurement of %s; "
                          "remove it to measure anew" % (args.out, label))
     report = before
-    base = ranks(config, weights, bundled)
     for name, windows in own.items():
         if args.only and name not in args.only:
             continue
-        relative = mixing.relative_rank(ranks(config, weights, windows), base)
-        row = report["texts"].setdefault(name, {"windows": len(windows), "digest": digest(windows), "shares": {}})
+        row = report["texts"].setdefault(
+            name, {"windows": len(windows), "digest": digest(windows), "shares": {}, "own": {}})
         if row["digest"] != digest(windows):
             raise SystemExit("calibration_texts: %s has another text %s" % (args.out, name))
-        row["relative_rank"], row["auto"] = round(relative, 4), round(mixing.share(relative), 4)
-        for mix in args.mixes.split(",") if name != "bundled" else ["0"]:
-            if mix in row["shares"] or mix == "auto" and row["auto"] == 0 and "{mix}" not in args.calibrate:
+        for mix in args.mixes.split(","):
+            if mix in row["shares"] or mix == "0" and row.get("auto") == 0:
                 continue
-            chosen: Any = windows
-            if "{mix}" not in args.calibrate:
-                chosen = mixed(windows, bundled, row["auto"] if mix == "auto" else float(mix))
-            write_ids(scratch / "text.ids", chosen)
-            found = quantize(args.calibrate, args.model, scratch / "out", scratch / "text.ids", mix)
+            write_ids(scratch / "text.ids", windows)
+            found, said = quantize(args.calibrate, args.model, scratch / "out", scratch / "text.ids", mix)
+            if mix == "auto":
+                row["relative_rank"], row["auto"] = said["relative_rank"], said["mix"]
             row["shares"][mix] = {k: round(j.kl(found) / search[k], 4) for k, j in judged.items()}
-            print(name, "%.3f" % relative, mix, row["shares"][mix], flush=True)
+            row["own"][mix] = round(said["judged_calibrated"] / said["judged_search"], 4)
+            print(name, row["relative_rank"], mix, row["shares"][mix], row["own"][mix], flush=True)
             args.out.write_text(json_text(result) + "\n")
     shutil.rmtree(scratch)
 
 
-def ranks(config: dict[str, Any], weights: dict[str, np.ndarray], windows: np.ndarray) -> dict[str, float]:
-    """The effective rank of each set of inputs, of the rule's number of tokens."""
-    some = spread(windows, min(len(windows), mixing.SAMPLE // windows.shape[1]))
-    return {k: mixing.effective_rank(h) for k, h in moments(config, weights, some).items()}
-
-
 def show(path: Path) -> None:
     """Prints a table for each model: the share of search's divergence on each text that judges, of each text and
-    mixture; the largest of them in front."""
+    mixture; the largest of them in front, and what the program itself says."""
     for name, report in json.loads(path.read_text())["models"].items():
         judged = sorted(report["judged"])
         rows = []
         for text, row in sorted(report["texts"].items(), key=lambda item: -item[1]["relative_rank"]):
             for mix, cells in sorted(row["shares"].items(), key=lambda item: (item[0] == "auto", item[0])):
                 shown = "%.2f, the rule's" % row["auto"] if mix == "auto" else mix
-                if mix == "0" and row["auto"] == 0 and text != "bundled":
-                    shown += ", the rule's"
                 rows.append([text, "%.2f" % row["relative_rank"], shown, "**%.2f**" % max(cells.values()),
-                             *("%.3f" % cells[k] for k in judged)])
-        print("%s\n\n%s\n" % (name, markdown(("text", "relative rank", "mix", "worst", *judged), rows)))
+                             "%.2f" % row["own"][mix], *("%.3f" % cells[k] for k in judged)])
+        print("%s\n\n%s\n" % (name, markdown(("text", "relative rank", "mix", "worst", "own", *judged), rows)))
 
 
 def main() -> None:
@@ -366,7 +330,7 @@ def main() -> None:
     two.add_argument("out", type=Path)
     two.add_argument("--calibrate", required=True)
     two.add_argument("--search", required=True)
-    two.add_argument("--mixes", default="0,0.25,0.5,0.75,auto")
+    two.add_argument("--mixes", default="auto,0", help="the first is auto (default: auto,0)")
     two.add_argument("--tokens", type=int, default=16384)
     two.add_argument("--judge-tokens", type=int, default=8192)
     two.add_argument("--only", nargs="*", help="these texts only")

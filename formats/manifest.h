@@ -110,14 +110,22 @@ typedef struct {
     size_t device_count;         /* 0: there is no placement, and the members above are not set */
 } qc_manifest_placement;
 
+/* What weights cost the answers to a text that did not calibrate: the KL divergence of the
+ * predictions from the original's in nats, or the distance of an encoder's states. */
+typedef struct {
+    uint64_t tokens;           /* of that text; 0: nobody looked */
+    double search, calibrated; /* with scales of --scale search, and with calibrated weights */
+} qc_manifest_judged;
+
 /* What weights were calibrated with: a text, or second moments made elsewhere. */
 typedef struct {
-    const char *text;         /* the name of its file, without folders; "default" is the bundled
-                              text */
-    qc_digest digest;         /* of the text; with images, of its digest and that of their file */
-    const char *image_states; /* the name of the file of them; NULL: none */
-    const char *tokenizer;    /* kind, or "ids" */
+    const char *text; /* the name of its file, without folders; "default" is the bundled text */
+    qc_digest digest; /* of the text */
+    const char *tokenizer; /* kind, or "ids" */
     uint64_t tokens, windows, context;
+    double mix;           /* the share of the tokens that are the bundled text's */
+    double relative_rank; /* of the text's inputs beside the bundled text's; 0: nobody looked */
+    qc_manifest_judged judged;
     const char *hessians; /* the name of the file or folder; NULL: a text was used, named above */
     double damping;
     const char *sided; /* "one" or "two" */

@@ -7,7 +7,7 @@
  *
  * So beyond the one-sided products a sweep takes 2 b operations a weight for D, with b rows in a
  * unit, and as many at most within the launches. Those are n / 64 a sweep, each of which one thread
- * block for each unit works on: with 16 sweeps and n = 4096 they are 1024. There are units * n / 64
+ * block for each unit works on: with 8 sweeps and n = 4096 they are 512. There are units * n / 64
  * products for D a sweep. */
 #include "kernels/cuda_feedback_job.h"
 

@@ -46,7 +46,7 @@
 #define QC_FEEDBACK_FLOOR  0.1
 #define QC_FEEDBACK_SWEEPS 4u
 /* With G more sweeps gain more (docs/decisions/0027); they end when no code changes. */
-#define QC_FEEDBACK_SWEEPS_TWO_SIDED 16u
+#define QC_FEEDBACK_SWEEPS_TWO_SIDED 8u
 
 typedef struct {
     double damping;  /* > 0; the fewer the tokens, the larger: see qc_feedback_damping */

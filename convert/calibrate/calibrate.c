@@ -156,6 +156,8 @@ void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan)
     out->tokens = h->tokens;
     out->windows = h->windows;
     out->context = h->context;
+    out->mix = h->mix;
+    out->relative_rank = h->relative_rank;
     out->sided = h->sided;
     if (h->text_digest)
         memcpy(out->text_digest, h->text_digest, sizeof out->text_digest);

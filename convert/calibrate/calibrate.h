@@ -6,6 +6,7 @@
 
 #include "convert/calibrate/calibrated.h"
 #include "convert/device/device_choice.h"
+#include "formats/manifest.h"
 
 /* What came of calibrating, for the manifest and the summary. The strings are in the options'
  * arena. */
@@ -15,6 +16,8 @@ typedef struct {
     const char *tokenizer; /* kind */
     const char *hessians;  /* file, or what the other side calls its moments; NULL: a text */
     uint64_t tokens, windows, context;
+    double mix, relative_rank; /* as in qc_manifest_calibration */
+    qc_manifest_judged judged;
     double damping;   /* as asked for; 0: chosen by the number of tokens */
     unsigned sided;   /* 2: outputs count by their gradients, in at least one weight; else 1 */
     uint32_t weights; /* calibrated */

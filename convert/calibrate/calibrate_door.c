@@ -2,17 +2,14 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibrate_moments.h"
 #include "convert/calibrate/door_line.h"
 #include "convert/calibrate/door_values.h"
-#include "convert/term/console.h"
 #include "formats/digest.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #define PREFIX         "fd:"
@@ -65,6 +62,17 @@ static qc_status take_number(const qc_door *d, uint64_t *out, const qc_json_node
     return st;
 }
 
+/* A number of 0 or more, which stays what it is where it is missing. */
+static qc_status take_real(const qc_door *d, double *out, const qc_json_node *of, const char *key,
+                           qc_error *err)
+{
+    const qc_json_node *n = qc_json_get(of, key);
+    if (n && (qc_json_as_double(n, key, out, NULL) != QC_OK || !(*out >= 0)))
+        QC_FAIL(err, QC_ERR_INPUT, "--hessians %s: %s: expected a number of 0 or more",
+                d->line.name, key);
+    return QC_OK;
+}
+
 static qc_status take_report(qc_door *d, qc_arena *arena, const qc_json_node *r, qc_error *err)
 {
     qc_door_hello *h = &d->hello;
@@ -78,6 +86,8 @@ static qc_status take_report(qc_door *d, qc_arena *arena, const qc_json_node *r,
     QC_TRY(take_number(d, &h->windows, r, "windows", err));
     QC_TRY(take_number(d, &h->context, r, "context", err));
     QC_TRY(take_number(d, &sided, r, "sided", err));
+    QC_TRY(take_real(d, &h->mix, r, "mix", err));
+    QC_TRY(take_real(d, &h->relative_rank, r, "relative_rank", err));
     if (!h->text == !h->hessians)
         return bad(d, err, "a report with either \"text\" or \"hessians\"");
     if (h->text && (!h->tokenizer || strlen(h->tokenizer) > TOKENIZER_MOST || !h->text_digest ||
@@ -227,10 +237,20 @@ static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_erro
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
+<<<<<<< HEAD
     qc_json_put_text(&w, "phase", p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run");
     qc_json_put_number(&w, "seconds", ahead->seconds);
     qc_json_put_u64(&w, "memory", ahead->memory);
     qc_json_begin_list(&w, "weights");
+=======
+    qc_json_member_string(&w, "phase", name_of_phase(p));
+    qc_json_member_number(&w, "seconds", ahead->seconds);
+    qc_json_member_number(&w, "operations", ahead->operations);
+    qc_json_member_u64(&w, "memory", ahead->memory);
+    qc_json_member_u64(&w, "device_memory", ahead->device_memory);
+    qc_json_member_u64(&w, "disk", ahead->disk);
+    qc_json_member_begin_array(&w, "weights");
+>>>>>>> scale
     for (uint32_t i = 0; i < p->m.name_count; i++)
         if (is_offered(p, &p->m.names[i]))
             write_offer(p, &w, &p->m.names[i]);
@@ -277,7 +297,8 @@ static void look_ahead(const phase *p, qc_calibrate_outlook *a)
 
 /* ---- requests ---- */
 
-static qc_status find_weight(const phase *p, const qc_json_node *n, uint32_t *number, qc_error *err)
+static qc_status find_weight(const phase *p, const qc_json_node *n, int searched, uint32_t *number,
+                             qc_error *err)
 {
     const qc_plan *plan = p->k->plan;
     const char *name = qc_json_string_or(qc_json_get(n, "name"), "");
@@ -289,7 +310,7 @@ static qc_status find_weight(const phase *p, const qc_json_node *n, uint32_t *nu
         if (count > 0 && qc_json_as_u64(qc_json_get(n, "matrix"), "matrix", &matrix, NULL) != QC_OK)
             break;
         *number = count > 0 ? plan->first_matrix[job] + (uint32_t)matrix : job;
-        if (matrix < (count > 0 ? count : 1) && is_made(p, *number))
+        if (matrix < (count > 0 ? count : 1) && (searched || is_made(p, *number)))
             return QC_OK;
         break;
     }
@@ -298,11 +319,12 @@ static qc_status find_weight(const phase *p, const qc_json_node *n, uint32_t *nu
             p->d->line.name, name);
 }
 
-/* {"values": [{"name", "matrix"?}, ...], "to": PATH} */
+/* {"values": [{"name", "matrix"?}, ...], "to": PATH, "searched": true?} */
 static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *err)
 {
     const qc_json_node *list = qc_json_get(request, "values");
     const char *path = qc_json_string_or(qc_json_get(request, "to"), NULL);
+    const int searched = qc_json_bool_or(qc_json_get(request, "searched"), 0);
     qc_door_values v = QC_DOOR_VALUES_NONE;
     qc_json_writer w;
     qc_strbuf out;
@@ -315,12 +337,12 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
     qc_status st = qc_door_values_open(&v, path, err);
     for (const qc_json_node *n = qc_json_first(list); st == QC_OK && n; n = qc_json_next(n)) {
         uint32_t number = 0;
-        st = find_weight(p, n, &number, err);
+        st = find_weight(p, n, searched, &number, err);
         write_weight(p, &w, number);
         qc_json_put_u64(&w, "offset", v.bytes);
         qc_json_end(&w);
         if (st == QC_OK)
-            st = qc_door_values_put(&v, p->k, number, err);
+            st = (searched ? qc_door_values_search : qc_door_values_put)(&v, p->k, number, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
@@ -402,7 +424,7 @@ static qc_status answer_solve(phase *p, const qc_json_node *request, qc_error *e
     return QC_OK;
 }
 
-/* {"end": {"left": WHY?}} */
+/* {"end": {"left": WHY?, "judged": {"tokens": N, "search": X, "calibrated": X}?}} */
 static qc_status take_end(phase *p, const qc_json_node *request, qc_error *err)
 {
     const qc_json_node *end = qc_json_get(request, "end");
@@ -410,6 +432,10 @@ static qc_status take_end(phase *p, const qc_json_node *request, qc_error *err)
     if (qc_json_kind_of(end) != QC_JSON_OBJECT)
         return bad(p->d, err, "{\"end\": {...}}");
     QC_TRY(take_line(p->d, &p->k->arena, &why, end, "left", err));
+    const qc_json_node *judged = qc_json_get(end, "judged");
+    QC_TRY(take_number(p->d, &p->k->r->judged.tokens, judged, "tokens", err));
+    QC_TRY(take_real(p->d, &p->k->r->judged.search, judged, "search", err));
+    QC_TRY(take_real(p->d, &p->k->r->judged.calibrated, judged, "calibrated", err));
     p->over = 1;
     if (!p->k->store) /* nothing was solved that could be missed */
         return QC_OK;
@@ -446,9 +472,12 @@ static qc_status run(phase *p, qc_error *err)
     QC_TRY(qc_calibrate_measure(k, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
+<<<<<<< HEAD
     if (h->tokens > 0)
         (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
     qc_calibrate_tell(k, &ahead, inputs);
+=======
+>>>>>>> scale
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;

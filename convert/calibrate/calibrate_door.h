@@ -23,6 +23,7 @@ typedef struct {
     const char *text_digest; /* hex, with a text */
     const char *tokenizer;   /* kind, with a text */
     uint64_t tokens, windows, context;
+    double mix, relative_rank; /* as in qc_manifest_calibration */
     unsigned sided;
 } qc_door_hello;
 

@@ -4,8 +4,10 @@
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibrate_moments.h"
 #include "convert/term/console.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 static qc_status tell_outputs(const qc_moments *m, qc_error *err)
@@ -47,6 +49,26 @@ static int is_two_sided(const qc_moments *m)
     return 0;
 }
 
+/* Tells the user what lies ahead. */
+static void tell(const qc_calibrator *k, const qc_calibrate_outlook *a)
+{
+    char time[QC_SIZE_TEXT_BYTES], memory[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
+    char bytes[QC_SIZE_TEXT_BYTES], device[256] = "";
+    uint64_t kept = k->store ? qc_calibrated_count(k->store) : 0;
+    if (k->plan->call->quiet || a->weights == 0)
+        return;
+    if (k->devices)
+        (void)snprintf(device, sizeof device, ", %s of %s's",
+                       qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
+    qc_console_detail(k->plan->call, 0,
+                      "%s %" PRIu32 "%s weight%s with the second moments given: this takes about "
+                      "%s here (%.2g operations), up to %s of memory%s, and %s of disk",
+                      k->costs ? "weighing the schemes of" : "calibrating", a->weights,
+                      kept ? " remaining" : "", qc_plural(a->weights),
+                      qc_text_seconds(time, a->seconds), a->operations,
+                      qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
+}
+
 static qc_status run(qc_moments *m, qc_error *err)
 {
     qc_calibrator *k = m->k;
@@ -65,7 +87,7 @@ static qc_status run(qc_moments *m, qc_error *err)
         k->feedback.sweeps = 0;
     QC_TRY(qc_calibrate_measure(k, err));
     qc_moments_ahead(m, &ahead);
-    qc_calibrate_tell(k, &ahead, "the second moments given");
+    tell(k, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
     if ((!k->store && !k->costs) || ahead.weights == 0)
         return QC_OK;

@@ -66,8 +66,6 @@ QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err);
 /* Returns QC_ERR_NOMEM where the GPU is too small, before any work begins. */
 QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
                                                const qc_calibrate_outlook *a, qc_error *err);
-/* Tells the user what lies ahead. inputs: "131,072 tokens (...)". */
-void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs);
 /* Warns of weights that are left to the search, and names a few. why: "as the forward pass has no
  * inputs for them". */
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
@@ -121,6 +119,10 @@ void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
 /* Gives `out` what the matrix shares with others. */
 void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out);
+/* Quantizes w [rows, cols] as --scale search does, into arrays of qc_calibrated_alloc; scales of
+ * unsigned forms are not quantized themselves. */
+QC_NODISCARD qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const float *w,
+                                           const qc_calibrated_arrays *a, qc_error *err);
 /* Quantizes a matrix of a stack as if no text were there, into the store. */
 QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
                                              const float *w, qc_error *err);

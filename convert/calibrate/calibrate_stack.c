@@ -127,14 +127,16 @@ void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedba
 
 /* ---- without a text ---- */
 
-static qc_status search(const qc_calibrator *k, const qc_job *j, const float *x,
-                        const qc_calibrated_arrays *a, qc_error *err)
+qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const float *x,
+                              const qc_calibrated_arrays *a, qc_error *err)
 {
     const qc_search_ops *ops = qc_search_ops_for(k->isa);
-    const qc_form form = qc_job_form(j);
+    const qc_job weight = qc_calibrated_weight(k->plan, number), *j = &weight;
+    qc_form form = qc_job_form(j);
     const qc_search_out out = {a->codes, a->absmax, a->absmax_codes, a->nested_absmax};
     qc_piece_sums sums = {0};
     void *scratch = NULL;
+    form.nested = form.nested && form.ops->signed_scales; /* others have one offset for all */
     QC_TRY(qc_malloc_aligned(&scratch, 64, qc_search_scratch_bytes(), err));
     if (qc_schemes[j->scheme].by_rows)
         ops->rows(x, QC_DTYPE_F32, j->rows, j->cols, a->codes, a->absmax, scratch, &sums);
@@ -186,7 +188,7 @@ qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const f
         st = weigh_alike(k, &j, w, &out, err);
         a.nested_offset = out.nested_offset;
     } else {
-        st = search(k, &j, w, &a, err);
+        st = qc_calibrate_search(k, number, w, &a, err);
     }
     const qc_feedback_result result = QC_CALIBRATED_SEARCHED;
     if (st == QC_OK)

@@ -28,27 +28,6 @@ int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
            !(k->store && qc_calibrated_has(k->store, job));
 }
 
-void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs)
-{
-    char time[QC_SIZE_TEXT_BYTES], memory[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
-    char bytes[QC_SIZE_TEXT_BYTES], device[256] = "";
-    uint64_t kept = k->store ? qc_calibrated_count(k->store) : 0;
-    if (k->plan->call->quiet)
-        return;
-    if (a->weights == 0)
-        return;
-    if (k->devices)
-        (void)snprintf(device, sizeof device, ", %s of %s's",
-                       qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
-    qc_console_detail(k->plan->call, 0,
-                      "%s %" PRIu32 "%s weight%s with %s: this takes about %s here (%.2g "
-                      "operations), up to %s of memory%s, and %s of disk",
-                      k->costs ? "weighing the schemes of" : "calibrating", a->weights,
-                      kept ? " remaining" : "", qc_plural(a->weights), inputs,
-                      qc_text_seconds(time, a->seconds), a->operations,
-                      qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
-}
-
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
                             const char *why)
 {

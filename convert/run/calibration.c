@@ -16,9 +16,11 @@ static qc_status write_report(const qc_calibrate_report *r, qc_strbuf *out, qc_e
     return qc_strbuf_addf(out, err,
                           "tokens=%" PRIu64 "\nwindows=%" PRIu64 "\ncontext=%" PRIu64
                           "\ndamping=%.17g\nsided=%u\nweights=%" PRIu32 "\nleft=%" PRIu32
-                          "\nseconds=%.17g\ndigest=%s\ntokenizer=%s\n",
+                          "\nseconds=%.17g\njudged=%" PRIu64 "\nsearch=%.17g\ncalibrated=%.17g"
+                          "\ndigest=%s\ntokenizer=%s\n",
                           r->tokens, r->windows, r->context, r->damping, r->sided, r->weights,
-                          r->left, r->seconds, r->text_digest, r->tokenizer ? r->tokenizer : "");
+                          r->left, r->seconds, r->judged.tokens, r->judged.search,
+                          r->judged.calibrated, r->text_digest, r->tokenizer ? r->tokenizer : "");
 }
 
 /* Finds the value of `key`, which goes to the end of its line; NULL if there is none. */
@@ -61,7 +63,10 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
              read_number(text, "sided", &sided, NULL) && (sided == 1 || sided == 2) &&
              read_number(text, "weights", &weights, NULL) &&
              read_number(text, "left", &left, NULL) &&
-             read_number(text, "seconds", NULL, &r->seconds) && digest && tokenizer &&
+             read_number(text, "seconds", NULL, &r->seconds) &&
+             read_number(text, "judged", &r->judged.tokens, NULL) &&
+             read_number(text, "search", NULL, &r->judged.search) &&
+             read_number(text, "calibrated", NULL, &r->judged.calibrated) && digest && tokenizer &&
              strcspn(digest, "\n") < sizeof r->text_digest;
     if (!*known)
         return QC_OK;
@@ -167,10 +172,25 @@ void qc_calibration_tell(const qc_calibration *s, const qc_pipeline *p, qc_conve
             count++;
         }
     }
+<<<<<<< HEAD
     report->calibration = s->report;
     report->calibration.weights = count;
     if (count > 0)
         report->outputs = (qc_manifest_outputs){sums.rounded / count, sums.calibrated / count};
+=======
+    report->calibration_text = s->report.text;
+    report->calibration_hessians = s->report.hessians;
+    report->calibration_tokens = s->report.tokens;
+    report->calibration_damping = s->report.damping;
+    report->calibration_sided = s->report.sided;
+    report->calibration_mix = s->report.mix;
+    report->judged = s->report.judged;
+    report->calibration_seconds = s->report.seconds;
+    report->calibrated = count;
+    report->not_calibrated = s->report.left;
+    report->outputs_rounded = count ? rounded / (double)count : 0;
+    report->outputs_calibrated = count ? calibrated / (double)count : 0;
+>>>>>>> scale
 }
 
 void qc_calibration_close(qc_calibration *s)

@@ -220,6 +220,9 @@ qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
     c->tokens = r->tokens;
     c->windows = r->windows;
     c->context = r->context;
+    c->mix = r->mix;
+    c->relative_rank = r->relative_rank;
+    c->judged = r->judged;
     if (!r->text || !r->tokenizer || qc_digest_from_hex(&c->digest, r->text_digest) != 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "calibrating does not say with what");
     return name_of(&c->text, plan, r->text, err);

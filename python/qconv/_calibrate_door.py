@@ -31,6 +31,12 @@ def weight_of(said: Dict[str, Any]) -> Weight:
     return said["name"], said.get("matrix")
 
 
+def place_of(weight: Weight, known: Dict[str, Any]) -> Tuple[Optional[int], int]:
+    """(the expert that it is of a stack, the first of its outputs in that matrix)."""
+    inside = re.search(r"\[(\d+)(?:, (gate|up))?\]$", known["module"]) if weight[1] is not None else None
+    return (int(inside.group(1)), known["rows"] if inside.group(2) == "up" else 0) if inside else (None, 0)
+
+
 SHARED = "/dev/shm"
 ROOM = 8 << 30  # bytes that have to be free there
 
@@ -57,6 +63,7 @@ class Door:
         self.tokens = 0                     # all that pass
         self.weights: Dict[Weight, Dict[str, Any]] = {}
         self.left: Dict[Weight, str] = {}
+        self.ahead: Dict[str, Any] = {}     # the phase as the program said it
 
     def started(self) -> None:
         """The program has its end now."""
@@ -80,7 +87,7 @@ class Door:
 
     def phase(self) -> str:
         """Waits for what is to be done: "weigh", "calibrate" or "dry-run". The weights are in `weights` then."""
-        heard = self.hear()
+        heard = self.ahead = self.hear()
         self.weights, self.left = {weight_of(w): w for w in heard["weights"]}, {}
         return str(heard["phase"])
 
@@ -90,9 +97,10 @@ class Door:
 
     def solve(self, tensors: Dict[str, torch.Tensor], wanted: bool) -> Dict[Weight, torch.Tensor]:
         """Hands over moments. Returns the values of what was made of them, float32 [outputs, inputs], where they are
-        wanted. `left` then has the others, and why."""
+        wanted. `left` then has the others, and why. `tensors` is empty then: they would take as much memory again."""
         path, values = os.path.join(self.folder, "moments"), os.path.join(self.folder, "values")
         save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        tensors.clear()
         self.say({"solve": path, "values": values if wanted else None, **({} if wanted else {"tokens": self.tokens})})
         heard = self.hear()
         os.remove(path)
@@ -102,10 +110,10 @@ class Door:
         self.left.update({weight_of(s): s["why"] for s in heard["left"]})
         return self.read(values, solved) if wanted else {}
 
-    def values(self, weights: Sequence[Weight]) -> Dict[Weight, torch.Tensor]:
-        """Of weights that were made in an earlier run."""
+    def values(self, weights: Sequence[Weight], searched: bool = False) -> Dict[Weight, torch.Tensor]:
+        """Of weights that are made, or what --scale search makes of any."""
         path = os.path.join(self.folder, "values")
-        self.say({"values": [entry(w) for w in weights], "to": path})
+        self.say({"values": [entry(w) for w in weights], "to": path, "searched": searched})
         return self.read(path, self.hear()["values"])
 
     def read(self, path: str, said: List[Dict[str, Any]]) -> Dict[Weight, torch.Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from ._calibrate_door import Door, Weight
+from ._calibrate_door import Door, Weight, place_of
 from ._calibrate_moments import Gradients, Sum
 from .stream import Catch
 
@@ -53,10 +53,8 @@ class Targets:
         self.loader, self.door, self.settled = loader, door, set()
         self.places: Dict[Tuple[str, Optional[int]], List[Tuple[Weight, int, int]]] = {}
         for weight, known in door.weights.items():  # a stack's [3, up] lies below [3, gate]
-            inside = re.search(r"\[(\d+)(?:, (gate|up))?\]$", known["module"]) if weight[1] is not None else None
-            first = known["rows"] if inside and inside.group(2) == "up" else 0
-            place = (weight[0], int(inside.group(1)) if inside else None)
-            self.places.setdefault(place, []).append((weight, first, first + known["rows"]))
+            expert, first = place_of(weight, known)
+            self.places.setdefault((weight[0], expert), []).append((weight, first, first + known["rows"]))
         self.by_name = {name: self.found(name) for name in loader.meta}
         self.by_name = {name: found for name, found in self.by_name.items() if found}
 
@@ -211,9 +209,12 @@ class InputMoments:
             self.c.add(x, z)
 
     def tensors(self, module: str) -> Dict[str, torch.Tensor]:
+        """What the program takes. The sums are dropped: it needs the room that they have."""
         out = {module + ".second_moment": self.h.mean()[0], module + ".tokens": torch.tensor([self.h.tokens])}
+        self.h.total = None
         if self.c:
             out[module + ".cross_moment"] = self.c.mean()[0]
+            self.c.total = None
         return out
 
 
@@ -280,6 +281,7 @@ class Layers:
                     tensors[module + ".output_moment"], tensors[module + ".output_tokens"] = g[0], torch.tensor([g[1]])
             asked += targets
         if tensors:
+            torch.cuda.empty_cache()  # the program may use the same card
             self.put(values, asked, self.door.solve(tensors, self.streams == 2))
 
     # ---- a layer ----

@@ -4,27 +4,29 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import warnings
+from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import transformers
 
 from . import _text
+from ._calibrate_bundled import mixture
 from ._calibrate_door import Closed, Door
+from ._calibrate_judge import judged
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
 from ._calibrate_moments import Gradients
-from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
+from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
 from ._values import Values
 from .errors import InputError
 from .evaluate import devices_of
 from .results import Conversion, DryRun
 from .stream import Catch, Stream, build
 
-BACKWARD_TOKENS = 32768  # of the text, whose gradients are taken
-SLICE_TOKENS = 4096      # that pass through a layer at a time
-STATES = 6               # of the whole batch that are held at once
 SEED = 1000003
 
 
@@ -88,19 +90,25 @@ class Calibration:
         with warnings.catch_warnings():  # of a driver that is too old for this torch
             warnings.simplefilter("ignore")
             self.devices = devices_of(own["device"])
-        self.model = build(model, trust_remote_code=own["trust_remote_code"])
-        self.windows = _text.windows(own["text"], model, tokenizer=own["tokenizer"], context=own["context"],
-                                     tokens=own["tokens"], inputs=own["inputs"], config=self.model.config,
-                                     paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
-                                         self.model.config, "is_encoder_decoder", False)))
+        self.build = partial(build, model, trust_remote_code=own["trust_remote_code"])
+        self.model = self.build()
         self.source = Values(model, experts=options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
+        self.says, self.ahead = False, None  # type: Tuple[bool, Optional[Plan]]
+        config = self.model.config
+        self.mixed = mixture(own, model, config, partial(
+            _text.windows, model=model, tokenizer=own["tokenizer"], inputs=own["inputs"], config=config,
+            paragraphs=not (_text.is_causal(config) or own["inputs"] or getattr(config, "is_encoder_decoder", False))),
+            self.stream)
+        self.windows = self.mixed.windows
+        self.stream().close()  # which refuses a checkpoint that is not the model's
 
     def hello(self) -> Dict[str, Any]:
         w = self.windows
         report = {"text": str(self.own["text"]), "text_digest": w.digest, "tokenizer": w.kind, "tokens": sum(w.lengths),
-                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1}
+                  "windows": len(w.lengths), "context": w.longest, "sided": 2 if self.two else 1, "mix": self.mixed.share,
+                  "relative_rank": self.mixed.rank or 0}
         identity = dict(report, torch=torch.__version__, transformers=transformers.__version__,
                         device=self.devices[0].partition(":")[0])
         return {"hello": 1, "identity": json.dumps(identity, sort_keys=True), "report": report}
@@ -110,25 +118,37 @@ class Calibration:
         if self.progress:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
 
+    def tell_judging(self, done: int, layers: int) -> None:
+        if self.progress:
+            self.progress(Progress("judging", done, layers, "layers"))
+
     def text(self, most: Optional[int]) -> Text:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
 
-    def stream(self, rows: int) -> Stream:
-        """rows: of the whole batch. States that would take half of the memory lie in files."""
-        tokens = self.windows.longest
-        stream = Stream(self.model, self.source, rows=max(1, SLICE_TOKENS // tokens), devices=self.devices)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if self.devices[0] == "cpu" else \
-            torch.cuda.get_device_properties(self.devices[0]).total_memory
-        if STATES * stream.outlook(rows, tokens).state > memory // 2:
-            stream.folder, stream.home = tempfile.gettempdir(), torch.device("cpu")
+    def stream(self, tokens: Optional[int] = None, model: Any = None, source: Any = None) -> Stream:
+        """Of windows of so many tokens. States lie where the plan has them."""
+        ahead, tokens = self.ahead, tokens or self.windows.longest
+        stream = Stream(model or self.model, source or self.source, rows=max(1, SLICE_TOKENS // tokens),
+                        devices=ahead.devices if ahead else self.devices)
+        if ahead and ahead.states in ("memory", "files"):
+            stream.home = torch.device("cpu")
+            stream.folder = tempfile.gettempdir() if ahead.states == "files" else None
         return stream
+
+    def plan(self) -> Plan:
+        """What the phase that the program has announced will take."""
+        stream, back = self.stream(), self.text(BACKWARD_TOKENS)
+        plan = foresee(self.door.ahead, stream, self.windows, self.text(None).rows, back.rows if self.two else 0,
+                       back.tokens, self.devices, rate_of(self.devices[0]))
+        stream.close()
+        return plan
 
     # ---- passes ----
 
     def take_gradients(self, text: Text, sums: Gradients) -> None:
         """One pass forward and one back."""
-        stream = self.stream(text.rows)
+        stream = self.stream()
         targets = Targets(stream.loader, self.door)
         layer_of = {n: p for p in stream.layers for n in targets.by_name if n.startswith(p + ".")}
 
@@ -167,7 +187,7 @@ class Calibration:
 
     def take_layers(self, text: Text, streams: int, gradients: Optional[Gradients]) -> None:
         """Both streams pass, and the weights are made on the way; or one passes and weighs."""
-        stream = self.stream(text.rows * streams)
+        stream = self.stream()
         targets = Targets(stream.loader, self.door)
         counted = Counted(text.masks)
 
@@ -223,14 +243,22 @@ class Calibration:
         """Does what the program asks for until it needs nothing more."""
         while True:
             phase = self.door.phase()
-            if phase != "dry-run" and not all(w["made"] for w in self.door.weights.values()):
-                self.work(phase)
-            self.door.end({})
+            if not all(w["made"] for w in self.door.weights.values()):
+                self.ahead = self.plan()
+                if self.says:
+                    for line in [self.ahead.line(), *(self.ahead.table() if phase == "dry-run" else [])]:
+                        print("qconv: " + line, file=sys.stderr, flush=True)
+                check_room(self.ahead)
+                if phase != "dry-run":
+                    self.work(phase)
+            found = judged(self.mixed, self.door, self.source, self.build, self.stream, self.tell_judging) \
+                if phase == "calibrate" else None
+            self.door.end({"judged": found} if found else {})
             if phase != "weigh":
                 return
 
     def work(self, phase: str) -> None:
-        stream = self.stream(1)
+        stream = self.stream()
         self.door.tokens = self.text(BACKWARD_TOKENS).tokens
         self.done, self.steps = 0, len(stream.layers) * (2 if self.two else 1)
         stream.close()
@@ -273,6 +301,12 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
     door = Door()
     try:
         job = Calibration(door, os.fspath(model), own, options, progress)
+        job.says = shown and not {"--quiet", "-q"} & set(typed)
+        line = job.mixed.line()
+        if line and job.says:
+            print("qconv: " + line, file=sys.stderr, flush=True)
+        elif line:
+            log.info("%s", line)
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
                 *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
                 "--", *(os.fspath(p) for p in (model, out) if p is not None)]
@@ -280,10 +314,13 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         door.started()
         try:
             door.say(job.hello())
-            job.serve()
+            with fast_products(job.devices):
+                job.serve()
         except Closed:
             pass
         except BaseException as error:
+            if isinstance(program, Shown) and not isinstance(error, KeyboardInterrupt):
+                program.process.kill()  # or it would say that it was interrupted
             program.stop()
             if shown and isinstance(error, KeyboardInterrupt):
                 raise SystemExit(130) from None  # the program has said that
@@ -296,7 +333,10 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         program.listen(progress)
         code = program.join()
         kind = DryRun if "--dry-run" in typed else Conversion
-        result = kind.from_json(json.loads(program.printed)) if program.printed.strip() else None
+        printed = json.loads(program.printed) if program.printed.strip() else None
+        if printed and job.ahead:
+            printed["calibration_ahead"] = job.ahead.json()
+        result = kind.from_json(printed) if printed else None
         if code:
             raise failure(code, program.message, result)
         return result

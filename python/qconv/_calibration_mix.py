@@ -43,16 +43,16 @@ def share(relative: float) -> float:
     return MOST * min(1.0, max(0.0, 1 - relative / WIDE))
 
 
-def windows(text: int, bundled: int, most: int, mix: float) -> Tuple[int, int]:
-    """How many windows of a text, at least one, and of the bundled text are taken, so that the bundled text has the
-    share `mix` of them, to a window. The bundled text comes in addition while there is room.
+def tokens(text: int, bundled: int, most: int, mix: float) -> Tuple[int, int]:
+    """How many tokens of a text, at least one, and of the bundled text are taken, so that the bundled text has the share
+    `mix` of them. It comes in addition while there is room.
 
-    text, bundled   windows that there are; text is at least 1
+    text, bundled   tokens that there are; text has at least 1
     most            of both together, at least 1
     mix             the bundled text's share, from 0 and below 1
 
     Raises ValueError for other arguments."""
     if not (text >= 1 and bundled >= 0 and most >= 1 and 0 <= mix < 1):
-        raise ValueError("no mixture of %d windows and %d, at most %d, has the share %r" % (text, bundled, most, mix))
+        raise ValueError("no mixture of %d tokens and %d, at most %d, has the share %r" % (text, bundled, most, mix))
     own = max(1, min(text, round(most * (1 - mix))))
     return own, min(bundled, most - own, round(own * mix / (1 - mix)))

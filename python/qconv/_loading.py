@@ -73,10 +73,12 @@ def config_of(out, kwargs):
     more = {k: kwargs[k] for k in ("trust_remote_code",) if k in kwargs}
     try:
         return transformers.AutoConfig.from_pretrained(out, **more)
-    except (ValueError, KeyError, OSError) as e:
+    except Exception as e:  # also what the checks of huggingface_hub raise, which has no name in every version
         what = json.loads((out / "config.json").read_text()).get("model_type")
+        lines = [line.strip() for line in str(e).splitlines()] or [type(e).__name__]
+        said = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
         raise errors.InputError(f"transformers {transformers.__version__} does not take the config.json of {out} "
-                                f"(model_type {what!r}): {str(e).splitlines()[0]}") from None
+                                f"(model_type {what!r}): {said}") from None
 
 
 def class_of(config, out):

@@ -12,7 +12,7 @@ import lzma
 import os
 import re
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
@@ -67,6 +67,20 @@ class Windows:
     @property
     def longest(self) -> int:
         return int(self.ids.shape[1])
+
+    def of(self, numbers: Sequence[int]) -> "Windows":
+        """These of them alone."""
+        return replace(self, ids=self.ids[list(numbers)], lengths=[self.lengths[n] for n in numbers],
+                       sequences=[self.sequences[n] for n in numbers])
+
+    def heads(self, size: int) -> "Windows":
+        """The first tokens of each, at most so many."""
+        return replace(self, ids=self.ids[:, :size], lengths=[min(n, size) for n in self.lengths])
+
+    def beside(self, other: "Windows") -> "Windows":
+        """These, and then those of another text for the same model."""
+        return replace(self, ids=_padded([*self.ids, *other.ids]), lengths=self.lengths + other.lengths,
+                       sequences=self.sequences + other.sequences)
 
     def batch(self, numbers: Sequence[int], config: Any) -> Tuple[Dict[str, torch.Tensor], List[torch.Tensor]]:
         """(arguments of forward, masks) of these windows. The rows are filled up, with the first window, to a prime that is
@@ -141,14 +155,13 @@ def _prime(least: int, taken: Iterable[int]) -> int:
 
 
 def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = None, context: Optional[int] = None,
-            tokens: Optional[int] = None, max_tokens: Optional[int] = None, inputs: Optional[StrPath] = None,
-            beside: Optional[StrPath] = None, config: Any = None, vocabulary: Optional[int] = None, paragraphs: bool = False) -> Windows:
+            max_tokens: Optional[int] = None, inputs: Optional[StrPath] = None, beside: Optional[StrPath] = None,
+            config: Any = None, vocabulary: Optional[int] = None, paragraphs: bool = False) -> Windows:
     """The windows of a text for the checkpoint in the folder `model`.
 
     text        a file in UTF-8, of ids if its name ends in ".ids", or "default", the bundled text
     tokenizer   a tokenizer.json or a folder that has one; None: that of `model`, or else of the folder `beside`
     context     tokens of a window; None: 2048, or what the model was made for
-    tokens      keep so many at the most, in windows that are spread over the text
     max_tokens  read so many at the most, from the beginning
     inputs      a .safetensors file with further arguments of forward, with rows for each sequence
     config      of transformers; None: read from `model`
@@ -179,9 +192,6 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
     if inputs is not None:
         digest.update(Path(inputs).read_bytes())
     rows, of = cut(sequences, front, length, name, back)
-    if tokens is not None:
-        kept = spread([len(r) for r in rows], tokens)
-        rows, of = [rows[i] for i in kept], [of[i] for i in kept]
     longest = max(len(r) for r in rows)
     encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
     elsewhere = any(n in ("input_features", "input_values") for n in extra)
@@ -338,6 +348,12 @@ def _tokenizer_file(folders: Sequence[StrPath], asked: Optional[StrPath]) -> Opt
     if asked is not None:
         raise InputError("%s: there is no tokenizer.json" % os.fspath(asked))
     return None
+
+
+def is_read(model: StrPath, tokenizer: Optional[StrPath], config: Any) -> bool:
+    """Is there a tokenizer.json for texts, or none needed?"""
+    return _tokenizer_file([model], tokenizer) is not None or \
+        getattr(config.get_text_config(), "vocab_size", None) == 256
 
 
 def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:

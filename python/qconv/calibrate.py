@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline, split
 from ._program import Bars, Progress, ProgressCallback, StrPath, arguments
@@ -26,6 +27,8 @@ OWN: Dict[str, Tuple[str, str]] = {
     "tokenizer": ("PATH", "a tokenizer.json, or a folder that has one (default: the model's own)"),
     "inputs": ("FILE", "further arguments of the model's forward by name, in a .safetensors file, with a row for each "
                        "sequence of the text, such as pixel_values"),
+    "mix": ("auto|SHARE", "the share of all tokens that the bundled text gets beside FILE, from 0 (nothing) and below 1 "
+                          "(default: auto, by how narrow FILE is)"),
     "sided": ("one|two", "whether all outputs of a layer count alike (default: two)"),
     "damping": ("X", "how much more calibrating trusts the weights than the text (default: 0.1, and more with few "
                      "tokens)"),
@@ -37,9 +40,10 @@ SWITCHES = {"trust-remote-code": "run the Python code that MODEL brings with it"
 def calibrate(  # type: ignore[misc]  # options of convert that are parameters here
               model: StrPath, out: Optional[StrPath] = None, *, text: StrPath = "default",
               calibration_tokens: int = TOKENS, calibration_context: Optional[int] = None,
-              tokenizer: Optional[StrPath] = None, inputs: Optional[StrPath] = None, sided: Optional[str] = None,
-              damping: Optional[float] = None, device: str = "auto", trust_remote_code: bool = False,
-              dry_run: bool = False, progress: Union[None, bool, ProgressCallback] = None,
+              tokenizer: Optional[StrPath] = None, inputs: Optional[StrPath] = None,
+              mix: Union[str, float] = "auto", sided: Optional[str] = None, damping: Optional[float] = None,
+              device: str = "auto", trust_remote_code: bool = False, dry_run: bool = False,
+              progress: Union[None, bool, ProgressCallback] = None,
               **options: Unpack[ConvertOptions]) -> Union[Conversion, DryRun]:
     """Converts the checkpoint `model` to the folder `out` as `convert` does, with codes and scales that are chosen for
     the least error in the model's answers on a text (docs/calibration.md). transformers has to know the model.
@@ -50,6 +54,7 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
     calibration_context  tokens of a window; None: 2048, or the model's limit
     tokenizer            a tokenizer.json, or a folder that has one; None: the model's own
     inputs               a .safetensors file with further arguments of the model's forward, a row for each sequence
+    mix                  the bundled text's share of all tokens, from 0 and below 1; "auto": by how narrow the text is
     sided                "one": all outputs of a layer count alike; None and "two": by what they do to the answer
     damping              how much more the weights are trusted than the text; None: 0.1, and more with few tokens
     device               "auto", "cpu", "cuda" or "cuda:0,1": what computes
@@ -63,7 +68,7 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
         if options.get(name):
             raise UsageError("%s is no argument of qconv.calibrate" % name)
     own = {"text": text, "tokens": calibration_tokens, "context": calibration_context, "tokenizer": tokenizer,
-           "inputs": inputs, "sided": sided, "device": device, "trust_remote_code": trust_remote_code}
+           "inputs": inputs, "mix": mix, "sided": sided, "device": device, "trust_remote_code": trust_remote_code}
     typed = arguments(dict(options, damping=damping, dry_run=dry_run))
     bars = Bars() if progress is True else None
     try:
@@ -78,6 +83,7 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
 def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
             progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
     """Checks what can be checked without torch, and calibrates."""
+    own = dict(own, mix=share_of(own["mix"]))
     if own["sided"] not in (None, "one", "two"):
         raise UsageError("--sided is '%s'; expected one or two" % own["sided"])
     for name, least in (("tokens", 1), ("context", 2)):
@@ -85,12 +91,20 @@ def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: M
             raise UsageError("--calibration-%s is %d; expected at least %d" % (name, own[name], least))
     if is_pipeline(model):
         raise UsageError("calibrating takes one model, and MODEL is a pipeline of several: name the folder of one part")
-    try:
-        from ._calibrate_run import calibrated
-    except ImportError as error:
-        raise UsageError("calibrating takes torch, transformers and safetensors, and %s is not there or is too old: "
-                         "pip install 'qconv[models]'" % (error.name or error)) from None
+    _stream_needs.check()
+    from ._calibrate_run import calibrated
     return calibrated(typed, model, out, own, progress, shown)
+
+
+def share_of(mix: Union[str, float]) -> Optional[float]:
+    """What --mix says; None: auto."""
+    try:
+        share = None if mix == "auto" else float(mix)
+    except ValueError:
+        share = 1.0
+    if share is not None and not 0 <= share < 1:
+        raise UsageError("--mix is '%s'; expected auto, or a share of all tokens from 0 and below 1" % mix)
+    return share
 
 
 def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:
@@ -116,9 +130,11 @@ class Lines:
     """Progress on standard error: a line at each tenth, with the time that the rest takes if it goes on like this."""
 
     def __init__(self) -> None:
-        self.tenth, self.began = -1, time.monotonic()
+        self.stage, self.tenth, self.began = "", -1, 0.0
 
     def __call__(self, p: Progress) -> None:
+        if p.stage != self.stage:
+            self.stage, self.tenth, self.began = p.stage, -1, time.monotonic()
         if not p.total or 10 * p.done // p.total <= self.tenth:
             return
         self.tenth = 10 * p.done // p.total
@@ -145,8 +161,8 @@ def main(argv: Sequence[str]) -> None:
         raise UsageError("expected MODEL and OUT; try 'qconv calibrate --help'")
     own = {"text": asked.get("text", "default"), "tokens": asked.get("calibration-tokens", TOKENS),
            "context": asked.get("calibration-context"), "tokenizer": asked.get("tokenizer"),
-           "inputs": asked.get("inputs"), "sided": asked.get("sided"), "device": asked.get("device", "auto"),
-           "trust_remote_code": "trust-remote-code" in asked}
+           "inputs": asked.get("inputs"), "mix": asked.get("mix", "auto"), "sided": asked.get("sided"),
+           "device": asked.get("device", "auto"), "trust_remote_code": "trust-remote-code" in asked}
     quiet = "--quiet" in typed or "-q" in typed
     with warnings_said(quiet):
         started(typed, places[0], places[1] if len(places) == 2 else None, own, None if quiet else Lines(), True)

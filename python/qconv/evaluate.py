@@ -109,8 +109,8 @@ class _Evaluation:
         self.windows = w = _text.windows(
             text, self.paths[0], tokenizer=tokenizer, context=context, max_tokens=max_tokens, inputs=inputs,
             beside=self.paths[-1], config=config, vocabulary=models[0].get_input_embeddings().weight.shape[0])
-        self.encoder = not (w.causal or w.halves or "decoder_input_ids" in self._batch(config)[0])
-        if self.encoder and len(self.paths) == 1:
+        self.answers = Answers(w, config, vocabularies[0])
+        if self.answers.encoder and len(self.paths) == 1:
             raise UsageError("%s is an encoder (%s), whose hidden states are compared with another's: expected "
                              "--against MODEL" % (self.paths[0], config.model_type))
         for path, model in zip(self.paths, models):
@@ -120,17 +120,11 @@ class _Evaluation:
         if vocabularies[0] != vocabularies[-1]:
             raise InputError("%s has a vocabulary of %s; expected %s, that of %s" % (
                 self.paths[-1], vocabularies[-1], vocabularies[0], self.paths[0]))
-        self.inputs, self.masks = self._batch(config)
-        self.vocabulary = vocabularies[0]
         self.said = {"model_type": config.model_type, "tokenizer": w.kind, "device": ",".join(map(str, devices))}
-        self.rows = int(self.masks[-1].shape[0])
-        look = [s.outlook(self.rows, w.longest) for s in self.streams]
+        look = [s.outlook(len(self.answers.masks[-1]), w.longest) for s in self.streams]
         state = sum(l.state for l in look)
         self.memory = max(l.layer for l in look) + sum(l.stays for l in look) + STATES * state
         self._check_room(devices[0], look[0])
-
-    def _batch(self, config: Any) -> Tuple[Dict[str, Any], List[Any]]:
-        return self.windows.batch(range(len(self.windows.lengths)), config)
 
     def _check_room(self, device: Any, look: Any) -> None:
         import torch
@@ -151,22 +145,59 @@ class _Evaluation:
             self.progress(Progress("evaluating", min(self.done, total), total, "layers"))
 
     def check_limits(self, max_kl: Optional[float], max_distance: Optional[float]) -> None:
-        for option, limit, other in (("--max-kl", max_kl, self.encoder), ("--max-distance", max_distance, not self.encoder)):
+        encoder = self.answers.encoder
+        for option, limit, other in (("--max-kl", max_kl, encoder), ("--max-distance", max_distance, not encoder)):
             if limit is not None and len(self.paths) == 1:
                 raise UsageError("%s needs --against MODEL" % option)
             if limit is not None and other:
                 raise UsageError("%s does not go with %s, which is %s; expected %s" % (
-                    option, self.paths[0], "an encoder" if self.encoder else "no encoder",
-                    "--max-distance" if self.encoder else "--max-kl"))
+                    option, self.paths[0], "an encoder" if encoder else "no encoder",
+                    "--max-distance" if encoder else "--max-kl"))
 
-    # ---- the figures ----
+    # ---- the result ----
 
     def figures(self) -> Dict[str, Any]:
         import torch
         with torch.no_grad():
-            bodies = [s.body(self.inputs) for s in self.streams]
-            pairs = self._states(bodies) if self.encoder else self._logits(bodies)
-            return state_figures(pairs) if self.encoder else word_figures(pairs, len(bodies) > 1)
+            return self.answers.figures([s.body(self.answers.inputs) for s in self.streams])
+
+    def result(self, figures: Optional[Dict[str, Any]]) -> Evaluation:
+        w = self.windows
+        said: Dict[str, Any] = {f.name: None for f in fields(Evaluation)}
+        said.update(self.said, path=self.paths[0], against=self.paths[1] if len(self.paths) > 1 else None,
+                    text=self.text_name, tokens=w.tokens, windows=len(w.lengths), context=w.context, predicted=0)
+        said.update(figures or {}, seconds=time.monotonic() - self.started)
+        del said["json"]
+        return Evaluation.from_json({"command": "eval", **said})
+
+    def judge(self, r: Evaluation, max_kl: Optional[float], max_distance: Optional[float]) -> None:
+        for what, limit, value, option in (("KL divergence", max_kl, r.kl_mean, "--max-kl"),
+                                           ("distance of hidden states", max_distance, r.distance_mean,
+                                            "--max-distance")):
+            if limit is not None and value is not None and value > limit:
+                raise CheckError("%s: the mean %s to %s is %.5g, above %s %g, over %s" % (
+                    r.path, what, r.against, value, option, limit, r.text), r)
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+        for values in self.values:
+            values.close()
+
+
+class Answers:
+    """What models make of the windows of a text: their predictions, or the hidden states of an encoder."""
+
+    def __init__(self, windows: Any, config: Any, vocabulary: Optional[int], predicts: bool = True) -> None:
+        self.windows, self.vocabulary = windows, vocabulary
+        self.inputs, self.masks = windows.batch(range(len(windows.lengths)), config)
+        self.encoder = not (predicts and (windows.causal or windows.halves or "decoder_input_ids" in self.inputs))
+
+    def figures(self, bodies: Sequence[Any]) -> Dict[str, Any]:
+        """Of one that computed `inputs`, beside the model that it was made from if that comes second."""
+        import torch
+        with torch.no_grad():
+            return state_figures(self._states(bodies)) if self.encoder else word_figures(self._logits(bodies), len(bodies) > 1)
 
     def _rows(self) -> Iterator[slice]:
         count = len(self.windows.lengths)
@@ -201,31 +232,6 @@ class _Evaluation:
             states = [b.states(rows).last_hidden_state for b in bodies]
             for i, mask in enumerate(self.masks[-1][rows]):
                 yield [s[i][mask.to(s.device)].to(torch.float64) for s in states]
-
-    # ---- the result ----
-
-    def result(self, figures: Optional[Dict[str, Any]]) -> Evaluation:
-        w = self.windows
-        said: Dict[str, Any] = {f.name: None for f in fields(Evaluation)}
-        said.update(self.said, path=self.paths[0], against=self.paths[1] if len(self.paths) > 1 else None,
-                    text=self.text_name, tokens=w.tokens, windows=len(w.lengths), context=w.context, predicted=0)
-        said.update(figures or {}, seconds=time.monotonic() - self.started)
-        del said["json"]
-        return Evaluation.from_json({"command": "eval", **said})
-
-    def judge(self, r: Evaluation, max_kl: Optional[float], max_distance: Optional[float]) -> None:
-        for what, limit, value, option in (("KL divergence", max_kl, r.kl_mean, "--max-kl"),
-                                           ("distance of hidden states", max_distance, r.distance_mean,
-                                            "--max-distance")):
-            if limit is not None and value is not None and value > limit:
-                raise CheckError("%s: the mean %s to %s is %.5g, above %s %g, over %s" % (
-                    r.path, what, r.against, value, option, limit, r.text), r)
-
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
-        for values in self.values:
-            values.close()
 
 
 def devices_of(asked: str) -> Tuple[str, ...]:

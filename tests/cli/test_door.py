@@ -156,7 +156,6 @@ class Dense(Door):
             phase, values, said = self.convert_all("-v", "--force", two=two, hello=hello)
             self.assertEqual(len(phase["weights"]), 28)
             self.assertEqual(set(phase["weights"][0]), {"name", "module", "rows", "cols", "turned", "made"})
-            self.assertIn("calibrating 28 weights with moments of 4096 tokens: ", said)
             mk.write_safetensors(self.path("all.safetensors"), self.all_tensors(phase, two=two))
             self.ok("--to", "nf4", "--compress", "none", "-q", "--force", "--hessians", "all.safetensors", MODEL, "file")
             self.assertEqual(self.bytes_of("out"), self.bytes_of("file"))
@@ -237,12 +236,39 @@ class Dense(Door):
         self.assertIn("warning: 1 weight is quantized without calibration, as the second moments are of fewer tokens "
                       f"than a quarter of the inputs: '{phase['weights'][0]['name']}'\n", said)
 
+    def test_judging(self):
+        """What --scale search makes of weights, made or not; the figures of other weights, also where writing was killed."""
+        self.start("-q", "--scale", "search", out="o")
+        hello = {**HELLO, "report": {**REPORT, "mix": 0.25, "relative_rank": 0.6}}
+        phase = self.ask(hello)
+        self.solve(moments_of(phase["weights"][0]))
+        answer = self.ask({"values": [{"name": w["name"]} for w in phase["weights"]], "to": self.path("v"),
+                           "searched": True})["values"]
+        found = {w["name"]: self.floats(w, a["offset"]) for w, a in zip(phase["weights"], answer)}
+        self.say({"end": {"judged": {"tokens": 77, "search": 0.5, "calibrated": 0.125}}})
+        self.finish()
+        self.ok("-q", "--to", "nf4", "--scale", "search", "--compress", "none", MODEL, "search")
+        self.ok("-q", "--to", "bf16", "--compress", "none", "search", "wide")
+        wide = self.bytes_of("wide")
+        self.assertEqual({n: rounded(v) for n, v in found.items()}, {n: wide[n] for n in found})
+        made = self.json_of("o", "qconv.json")["options"]["calibrate"]
+        self.assertEqual([made[k] for k in ("mix", "relative_rank", "judged_tokens", "judged_search", "judged_calibrated")],
+                         [0.25, 0.6, 77, 0.5, 0.125])
+        self.start(out="o")  # the same is finished, and another share is another output
+        self.say(hello)
+        self.assertEqual((self.hear(), self.process.wait(60)), (None, 0))
+        self.start(out="o")
+        self.say({**hello, "report": {**hello["report"], "mix": 0.5}})
+        self.assertIn("calibrated with another text, or otherwise", self.finish(2))
+
     def test_dry_run(self):
         for out in (None, "out"):
             self.start("--dry-run", "--json", out=out)
             phase = self.ask(HELLO)
             self.assertEqual((phase["phase"], len(phase["weights"])), ("dry-run", 28))
-            self.assertGreater(phase["seconds"], 0)
+            for name in ("seconds", "operations", "memory", "disk"):
+                self.assertGreater(phase[name], 0)
+            self.assertEqual(phase["device_memory"], 0)
             self.say({"end": {}})
             r = json.loads(self.process.communicate(timeout=60)[0])
             self.assertEqual(r["calibration"]["text"], "some.txt")
@@ -288,6 +314,8 @@ class Dense(Door):
                 ({**HELLO, "report": {**REPORT, "tokenizer": "a\nb"}}, "tokenizer: expected one line of text"),
                 ({**HELLO, "report": {**REPORT, "tokenizer": "a" * 200}}, 'the "tokenizer" of the text'),
                 ({**HELLO, "report": {**REPORT, "tokens": -1}}, "tokens"),
+                ({**HELLO, "report": {**REPORT, "mix": -1}}, "mix: expected a number of 0 or more"),
+                ({**HELLO, "report": {**REPORT, "relative_rank": "a"}}, "relative_rank: expected a number of 0 or more"),
                 ({**HELLO, "report": {**REPORT, "sided": 3}}, '"sided" to be 1 or 2')):
             with self.subTest(line=line):
                 self.start()
@@ -320,6 +348,9 @@ class Dense(Door):
                 ({"values": [{"name": "no"}], "to": self.path("v")}, "not made: 'no'", 3),
                 ({"values": [7], "to": self.path("v")}, "not made: ''", 3),
                 ({"end": 1}, 'expected {"end": {...}}', 3), ({"end": {"left": 5}}, "left", 3),
+                ({"values": [{"name": "no"}], "to": self.path("v"), "searched": True}, "not made: 'no'", 3),
+                ({"end": {"judged": {"tokens": -1}}}, "tokens", 3),
+                ({"end": {"judged": {"search": "x"}}}, "search: expected a number of 0 or more", 3),
                 ({"end": {"left": "a\nb"}}, "left: expected one line of text", 3)):
             with self.subTest(line=str(line)[:99]):
                 self.start("-q")

@@ -50,6 +50,7 @@ ENVIRONMENTS = {
     "eval": (["transformers5"], "test_interop_eval.py"),
     "calibrate-transformers5": (["transformers5"], "test_interop_calibrate.py"),
     "calibrate-transformers4": (["transformers4"], "test_interop_calibrate.py"),
+    "calibrate-plan": (["transformers5"], "test_interop_calibrate_plan.py"),
     "load-transformers5": (["transformers5"], "test_interop_load.py"),
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
     "moe-transformers5": (["transformers5"], "test_interop_moe.py"),

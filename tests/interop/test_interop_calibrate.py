@@ -4,6 +4,7 @@ those of searched scales.
 usage: test_interop_calibrate.py            the tests
        test_interop_calibrate.py NAME...    one line for each model type
 """
+import json
 import os
 import shutil
 import signal
@@ -17,12 +18,14 @@ import warnings
 from pathlib import Path
 
 import interop_support
+import tokenizers
 import torch
 import transformers
 from tiny_models import MAJOR, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import qconv  # noqa: E402
+from qconv import _text  # noqa: E402
 from qconv._values import Values  # noqa: E402
 from qconv.stream import Stream, build  # noqa: E402
 
@@ -35,6 +38,7 @@ WINDOWS, LENGTH = 96, 24
 DENSE = ["llama", "gemma2", "phi3", "gpt2", "gpt_neox", "bloom", "opt", "qwen3"]
 MIXED = ["qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text", "jamba", "qwen3_next"]
 OTHERS = ["bert", "modernbert", "t5", "falcon_mamba", "gemma3n_text"]
+KJV = interop_support.MODELS["kjv-llama"]
 PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 
 
@@ -154,13 +158,113 @@ class Calibrate(unittest.TestCase):
             subprocess.run(argv, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.assertEqual(digests(folder.out("killed")), digests(folder.out("whole")))
 
+    def test_mix_without_a_tokenizer(self):
+        """Ids alone are calibrated with, and judged by nobody."""
+        with Folder("llama") as folder:
+            with self.assertRaisesRegex(qconv.UsageError, "--mix 0.25: the model has no tokenizer.json"):
+                folder.calibrate("out", mix=0.25)
+            folder.calibrate("out")
+            self.assertEqual(said_of(folder.out("out"))[:3], (0, 0, 0))
+
+    def test_other_kinds_are_judged(self):
+        """An encoder by its states, and a model in two parts."""
+        for name in ("bert", "t5"):
+            with self.subTest(name), Folder(name) as folder:
+                write_tokenizer(folder.model)
+                Path(folder.text).write_text("7 7 7 8\n" * 200)
+                folder.calibrate("out")
+                mix, rank, tokens, search, calibrated = said_of(folder.out("out"))
+                self.assertGreater(mix, 0.1)
+                self.assertTrue(0 < rank < 0.9 and 0 < tokens <= 4096 and 0 < calibrated < search)
+
     def test_refusals(self):
+        with self.assertRaisesRegex(qconv.UsageError, "--mix 0.5: the text is the bundled one already"):
+            qconv.calibrate(KJV, "out", to="nf4", mix=0.5)
         with self.assertRaisesRegex(qconv.UsageError, "expected one or two"):
             qconv.calibrate("model", "out", sided="three")
         with self.assertRaisesRegex(qconv.UsageError, "at least 2"):
             qconv.calibrate("model", "out", calibration_context=1)
         with self.assertRaisesRegex(qconv.InputError, "no such folder"):
             qconv.calibrate("/nowhere", "out", to="nf4")
+
+
+class Narrow(unittest.TestCase):
+    """Two characters over and over, for a model that reads bytes."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(tempfile.mkdtemp(prefix="qconv-narrow-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.text = cls.folder / "two.txt"
+        cls.text.write_text("ab" * 2048)
+        qconv.convert(KJV, cls.folder / "search", to="nf4", scale="search", device="cpu")
+
+    def calibrate(self, name, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", qconv.QconvWarning)
+            result = qconv.calibrate(KJV, self.folder / name, to="nf4", device="cpu", calibration_tokens=8192,
+                                     calibration_context=128, sided="one", **{"text": self.text, **options})
+        return result, [str(w.message) for w in caught if "times as far" in str(w.message)]
+
+    def kl(self, name, ids):
+        """Mean KL divergence of an output from the model."""
+        base = answers(KJV, KJV, ids)[0]
+        return distance(base, answers(KJV, self.folder / name, ids)[0], True)
+
+    def test_the_bundled_text_helps(self):
+        said = self.calibrate("auto")[1]
+        self.assertEqual(said, [])
+        mix, rank, tokens, search, calibrated = said_of(self.folder / "auto")
+        self.assertTrue(0.6 < mix < 0.75 and 0 < rank < 0.1 and tokens == 4096 and calibrated < 0.8 * search)
+        other = torch.tensor(list((KJV.parent / "heldout.txt").read_bytes()[-67 * 128:])).view(67, 128)
+        self.assertLess(self.kl("auto", other), 1.02 * self.kl("search", other))
+        self.assertTrue(self.calibrate("auto")[0].complete_before)  # the same share is chosen again
+
+    def test_alone_it_is_worse_and_that_is_said(self):
+        result, said = self.calibrate("alone", mix=0)
+        mix, rank, tokens, search, calibrated = said_of(self.folder / "alone")
+        self.assertEqual((mix, rank, tokens), (0, 0, 4096))
+        self.assertGreater(calibrated, 1.02 * search)
+        self.assertEqual(len(said), 1)
+        self.assertIn("%.2f times as far" % (calibrated / search), said[0])
+        self.assertIn("--mix auto", said[0])
+        c = result.json["calibration"]
+        self.assertEqual((c["mix"], c["judged_tokens"], c["judged_search"], c["judged_calibrated"]),
+                         (mix, tokens, search, calibrated))
+        # The figures are those of outputs, on windows of the bundled text that are spread over it.
+        windows = _text.windows("default", KJV, context=128)
+        ids = windows.of(_text.spread(windows.lengths, 4096)).ids
+        (self.folder / "judge.ids").write_text("".join(" ".join(map(str, row)) + "\n" for row in ids.tolist()))
+        for name, figure in (("search", search), ("alone", calibrated)):
+            found = qconv.evaluate(self.folder / name, against=KJV, text=self.folder / "judge.ids", device="cpu")
+            self.assertAlmostEqual(found.kl_mean / figure, 1, 3)
+
+    def test_a_share_that_is_asked_for(self):
+        self.calibrate("half", mix=0.5)
+        mix, rank, tokens, search, calibrated = said_of(self.folder / "half")
+        self.assertEqual((mix, rank, tokens), (0.5, 0, 4096))
+        self.assertLess(calibrated, search)
+
+    def test_the_bundled_text_alone(self):
+        self.assertEqual(self.calibrate("default", text="default")[1], [])
+        mix, rank, tokens, search, calibrated = said_of(self.folder / "default")
+        self.assertEqual((mix, rank, tokens), (0, 0, 4096))
+        self.assertLess(calibrated, 0.8 * search)
+
+
+def said_of(out):
+    """What the manifest says of the mixture, and of the judges: tokens and both figures."""
+    said = json.loads((Path(out) / "qconv.json").read_text())["options"]["calibrate"]
+    return tuple(said[k] for k in ("mix", "relative_rank", "judged_tokens", "judged_search", "judged_calibrated"))
+
+
+def write_tokenizer(folder):
+    """One that has a token for each ASCII character, as BERT's frames them."""
+    vocabulary = {"?": 0, "[CLS]": 1, "[SEP]": 2, **{chr(c): c for c in range(33, 127) if chr(c) != "?"}}
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    own.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    own.save(os.path.join(folder, "tokenizer.json"))
 
 
 def size_of(out):

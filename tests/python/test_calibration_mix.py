@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of the bundled text goes with a narrow calibration text: effective ranks, shares and counts of windows."""
+"""How much of the bundled text goes with a narrow calibration text: effective ranks, shares and counts of tokens."""
 import importlib
 import math
 import os
@@ -10,6 +10,8 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "python"))
 mix = importlib.import_module("qconv._calibration_mix")
+calibrate = importlib.import_module("qconv.calibrate")
+errors = importlib.import_module("qconv.errors")
 
 
 def libraries():
@@ -90,20 +92,20 @@ class Shares(unittest.TestCase):
         falling = [mix.share(i / 100) for i in range(91)]
         self.assertEqual(falling, sorted(falling, reverse=True))
 
-    def test_windows(self):
+    def test_tokens(self):
         for text, bundled, most, share, want in (
                 (64, 600, 512, 0, (64, 0)), (600, 600, 512, 0, (512, 0)),
                 (64, 600, 512, 0.5, (64, 64)), (64, 600, 512, 0.75, (64, 192)),  # in addition
                 (600, 600, 512, 0.5, (256, 256)), (512, 600, 512, 0.75, (128, 384)),  # instead
                 (200, 600, 512, 0.75, (128, 384)),
                 (64, 10, 512, 0.5, (64, 10)), (1, 0, 1, 0.75, (1, 0)), (5, 5, 1, 0.75, (1, 0))):
-            self.assertEqual(mix.windows(text, bundled, most, share), want)
+            self.assertEqual(mix.tokens(text, bundled, most, share), want)
 
-    def test_windows_keep_the_share(self):
+    def test_tokens_keep_the_share(self):
         for text in range(1, 40):
             for most in range(1, 60, 7):
                 for share in (0, 0.1, 0.3, 0.62, 0.75, 0.99):
-                    own, other = mix.windows(text, 1000, most, share)
+                    own, other = mix.tokens(text, 1000, most, share)
                     self.assertTrue(1 <= own <= text and own + other <= most)
                     self.assertLess(other - share * (own + other), 1)
 
@@ -111,7 +113,25 @@ class Shares(unittest.TestCase):
         for arguments in ((0, 1, 1, 0), (1, -1, 1, 0), (1, 1, 0, 0), (1, 1, 1, 1), (1, 1, 1, -0.1),
                           (1, 1, 1, math.nan)):
             with self.assertRaises(ValueError):
-                mix.windows(*arguments)
+                mix.tokens(*arguments)
+
+
+class Options(unittest.TestCase):
+    def test_shares(self):
+        for said, want in (("auto", None), ("0", 0), ("0.25", 0.25), (0.5, 0.5), (0, 0), ("1e-3", 0.001)):
+            self.assertEqual(calibrate.share_of(said), want)
+
+    def test_refusals(self):
+        for said in ("1", "-0.1", "nan", "inf", "", "a", "25%", 1.0, -1):
+            with self.assertRaisesRegex(errors.UsageError, "^--mix is '%s'; expected auto, or a share of all tokens from 0 "
+                                        "and below 1$" % said):
+                calibrate.share_of(said)
+
+    def test_the_command(self):
+        own, typed, _ = calibrate.parsed(["--mix", "0.5", "--to", "nf4", "model", "out"])
+        self.assertEqual((own["mix"], typed), ("0.5", ["--to=nf4"]))
+        with self.assertRaisesRegex(errors.UsageError, "--mix is '2'"):
+            calibrate.main(["--mix=2", "model", "out"])
 
 
 if __name__ == "__main__":

@@ -88,21 +88,26 @@ static const struct {
      "      {'name': 'cpu', 'tensor_bytes': 2, 'shard_bytes': 106}\n"
      "    ]\n"
      "  },\n"},
-    {IMAGES, MOMENTS,
+    {TEXT | MOMENTS, MOMENTS,
      "    'calibrate': {\n"
      "      'hessians': 'moments.safetensors',\n"
      "      'damping': 0.05,\n"
      "      'sided': 'two'\n"
      "    }\n"},
-    {IMAGES, TEXT, "    ],\n    'calibrate': {\n      'text': "},
-    {IMAGES, IMAGES, "    ],\n    'calibrate': {\n      'image_states': 'images.safetensors',\n"},
     {TEXT, TEXT,
+     "    ],\n"
+     "    'calibrate': {\n"
      "      'text': 'a \\'text\\'.txt',\n"
      "      'xxh3_128': 'c5a64efff9224e392680525687aac7c5',\n"
      "      'tokenizer': 'bpe',\n"
      "      'tokens': 131072,\n"
      "      'windows': 64,\n"
      "      'context': 2048,\n"
+     "      'mix': 0.25,\n"
+     "      'relative_rank': 0.6,\n"
+     "      'judged_tokens': 4096,\n"
+     "      'judged_search': 0.02,\n"
+     "      'judged_calibrated': 0.01,\n"
      "      'damping': 0.01,\n"
      "      'sided': 'one'\n"
      "    }\n"
@@ -128,10 +133,10 @@ TEST(every_set_of_parts_is_read_back)
         SCOPED(qc_strbuf) text;
         write_sample(parts, &text);
         (void)snprintf(version, sizeof version, "  'version': %d,\n",
-                       parts & MERGED   ? 4
-                       : parts & IMAGES ? 3
-                       : parts & PLACED ? 2
-                                        : 1);
+                       parts & MERGED             ? 4
+                       : parts & (TEXT | MOMENTS) ? 3
+                       : parts & PLACED           ? 2
+                                                  : 1);
         assert_non_null(find(&text, version));
         for (size_t i = 0; i < COUNT(written); i++) {
             int expected = (parts & written[i].mask) == written[i].parts;
