@@ -13,10 +13,9 @@ import transformers
 
 from . import _text
 from ._calibrate_door import Closed, Door
-from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
+from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets, source_of
 from ._calibrate_moments import Gradients
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, start_failure
-from ._values import Values
 from .errors import InputError
 from .evaluate import devices_of
 from .results import Conversion, DryRun
@@ -93,7 +92,7 @@ class Calibration:
                                      tokens=own["tokens"], inputs=own["inputs"], config=self.model.config,
                                      paragraphs=not (_text.is_causal(self.model.config) or own["inputs"] or getattr(
                                          self.model.config, "is_encoder_decoder", False)))
-        self.source = Values(model, experts=options.get("experts"))
+        self.source = source_of(self.model, model, options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
 

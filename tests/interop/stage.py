@@ -50,6 +50,8 @@ ENVIRONMENTS = {
     "eval": (["transformers5"], "test_interop_eval.py"),
     "calibrate-transformers5": (["transformers5"], "test_interop_calibrate.py"),
     "calibrate-transformers4": (["transformers4"], "test_interop_calibrate.py"),
+    "calibrate-types-transformers5": (["transformers5"], "test_interop_calibrate_types.py"),
+    "calibrate-types-transformers4": (["transformers4"], "test_interop_calibrate_types.py"),
     "load-transformers5": (["transformers5"], "test_interop_load.py"),
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
     "moe-transformers5": (["transformers5"], "test_interop_moe.py"),

@@ -178,6 +178,7 @@ STREAMED = TYPES | {name: {} for name in """qwen3_next qwen3_5 qwen3_5_moe qwen3
     switch_transformers longt5 umt5 led helium persimmon xglm biogpt xlnet roformer rembert megatron-bert nystromformer
     ernie splinter blenderbot plbart olmo3 flex_olmo minimax_m2 llama4_text seed_oss""".split()} | {
     "glm4_moe_lite": {"num_key_value_heads": 4},
+    "switch_transformers": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
     "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n_text": {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "vocab_size_per_layer_input": 160,
                      "hidden_size_per_layer_input": 16, "laurel_rank": 16, "activation_sparsity_pattern": [0.0] * 6,
