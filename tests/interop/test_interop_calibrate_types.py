@@ -1,7 +1,7 @@
 """qconv.calibrate with experts of all forms, heads, images and chosen schemes; and types of transformers by the dozen.
 
 usage: test_interop_calibrate_types.py                    the tests; QCONV_ALL_TYPES=1: with all types
-       test_interop_calibrate_types.py --table FILE       all types, and FILE.json with what was measured
+       test_interop_calibrate_types.py --table FILE [NAME...]   what is measured of all types goes to a file of JSON
 """
 import json
 import os
@@ -12,14 +12,84 @@ import warnings
 from pathlib import Path
 
 import interop_support
+import tiny_models
 import torch
-from test_interop_calibrate import Folder, measured
-from tiny_models import MAJOR, STREAMED
+import transformers
+from safetensors.torch import save_file
+from test_interop_calibrate import LENGTH, WINDOWS, Folder, distance
+from tiny_models import STREAMED
 from torch import nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import qconv
 from qconv._calibrate_experts import Call, Found, Intercepted, Sent
 from qconv._values import Values
-from qconv.stream import Catch
+from qconv.stream import Catch, Stream, build
+
+MIXED = "mllama whisper llava gemma3 paligemma".split()  # read images or sound beside text
+DOZEN = """qwen2_moe mixtral qwen3_5 qwen3_5_moe gemma3 gemma4_text mllama whisper bamba falcon_h1 granitemoehybrid zamba2
+    switch_transformers jamba""".split()
+JUDGED = 67  # windows
+# What is no model of text, and so has none to be calibrated with.
+WITHOUT = "clip siglip vit dinov2 blip".split()
+
+
+class Given(Folder):
+    """A tiny model with texts, and what it reads beside them."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        config = transformers.AutoConfig.from_pretrained(self.model)
+        self.more, self.given = {}, {"input_ids": self.judge}
+        if name in MIXED:
+            more = self.beside(config, WINDOWS, self.text)
+            self.more = {"inputs": self.out("more.safetensors")}
+            save_file({k: v.contiguous() for k, v in more.items()}, self.more["inputs"])
+            ids = os.path.join(self.path, "judge.ids")
+            more = self.beside(config, JUDGED, ids)
+            rows = torch.tensor([[int(n) for n in line.split()] for line in open(ids)])
+            self.given = more | {"decoder_input_ids" if "input_features" in more else "input_ids": rows}
+        elif getattr(config, "is_encoder_decoder", False):
+            self.given["decoder_input_ids"] = self.judge[:, LENGTH // 2:]
+
+    @staticmethod
+    def beside(config, rows, text):
+        """Arguments beside ids. Where they have places among the ids, the text becomes one with such places."""
+        more = tiny_models.inputs(config, rows, LENGTH)
+        more.pop("decoder_input_ids", None)
+        ids = more.pop("input_ids", None)
+        if ids is not None and config.model_type != "mllama":
+            with open(text, "w") as file:
+                file.writelines(" ".join(map(str, row)) + "\n" for row in ids.tolist())
+        return more
+
+    def answers(self, values_folder):
+        """Log-probabilities, or states where there is no head."""
+        model = build(self.model)
+        with Values(values_folder) as values:
+            stream = Stream(model, values, rows=JUDGED)
+            body = stream.body(self.given)
+            out = [body.head(piece) for piece in body.pieces()]
+            stream.close()
+        key = "logits" if out[0].get("logits") is not None else "last_hidden_state"
+        found = torch.cat([o[key] for o in out]).double()
+        return (found.log_softmax(-1), True) if key == "logits" else (found, False)
+
+    def both(self, **options):
+        """(distance of searched scales, of calibrated ones, the result)"""
+        qconv.convert(self.model, self.out("search"), device="cpu", **{"to": "nf4", **options})
+        result = self.calibrate("calibrated", **options, **self.more)
+        base, predicts = self.answers(self.model)
+        return (*(distance(base, self.answers(self.out(n))[0], predicts) for n in ("search", "calibrated")), result)
+
+
+def measured(name):
+    with Given(name) as given, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        search, calibrated, result = given.both()
+        made = result.json["calibration"]
+    return {"type": name, "search": search, "calibrated": calibrated, "share": calibrated / search,
+            "weights": made["weights"], "left": made["left"]}
 
 
 class Expert(nn.Module):
@@ -112,5 +182,73 @@ class Experts(unittest.TestCase):
                     self.assertTrue(torch.equal(one.read(name), other.read(name)), name)
 
 
+class EndToEnd(unittest.TestCase):
+    def test_a_quantized_head(self):
+        for name, glob, keep in (("llama", "lm_head*", "model.*"), ("gpt_neox", "embed_out*", "gpt_neox.*")):
+            with self.subTest(name), Given(name) as given:
+                search, calibrated, result = given.both(quantize=[glob], keep=[keep])
+                self.assertEqual(result.json["calibration"]["weights"], 1)
+                self.assertLess(calibrated, search)
+
+    def test_schemes_chosen_by_moments(self):
+        for name in ("llama", "qwen3_moe"):
+            with self.subTest(name), Given(name) as given:
+                search, calibrated, result = given.both(to="auto", vram="250KB", margin="1", cuda_context="1KB",
+                                                        context=LENGTH, schemes="nf4,int8,16bit")
+                self.assertEqual(result.json["auto"]["weighed_by"], "moments")
+                self.assertGreater(len(result.json["auto"]["chosen"]), 1)
+                self.assertGreater(result.json["calibration"]["weights"], 0)
+                self.assertLess(calibrated, search)
+
+    def test_images_beside_text(self):
+        """Layers that look at images are calibrated only where there are images."""
+        with Given("mllama") as given:
+            search, calibrated, result = given.both()
+            self.assertLess(calibrated, search)
+            blind = given.calibrate("blind")
+            self.assertGreater(result.json["calibration"]["weights"], blind.json["calibration"]["weights"])
+
+
+class Types(unittest.TestCase):
+    def test_types_of_transformers(self):
+        everything = os.environ.get("QCONV_ALL_TYPES") == "1"
+        names = [n for n in (STREAMED if everything else DOZEN) if n in CONFIG_MAPPING]
+        lowered = []
+        for name in names:
+            with self.subTest(name):
+                if name in WITHOUT:
+                    continue
+                row = measured(name)
+                self.assertLess(row["calibrated"], row["search"])
+                self.assertGreater(row["weights"], 0)
+                lowered.append(name)
+        print(f"{len(lowered)} of {len(names)} types are nearer to the original")
+
+
+def table(path, names):
+    """Measures types and writes the file, beside what it has of other versions of transformers."""
+    from result_page import json_text
+    rows = []
+    for name in names or STREAMED:
+        if name in CONFIG_MAPPING:
+            try:
+                rows.append(measured(name))
+            except Exception as error:
+                rows.append({"type": name, "failed": " ".join(("%s: %s" % (type(error).__name__, error)).split())[:200]})
+            print(rows[-1], flush=True)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found |= {"bench": "calibrate_types",
+              "command": "PYTHON tests/interop/test_interop_calibrate_types.py --table bench/results/calibrate_types.json"}
+    lowered = sum(row.get("share", 1) < 1 and row["weights"] > 0 for row in rows)
+    found["transformers " + transformers.__version__] = {
+        "commit": commit, "torch": torch.__version__.partition("+")[0], "to": "nf4", "tokens": WINDOWS * LENGTH,
+        "lowered": lowered, "of": len(rows), "rows": rows}
+    path.write_text(json_text(found) + "\n")
+
+
 if __name__ == "__main__":
-    interop_support.main()
+    if sys.argv[1:2] == ["--table"]:
+        table(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        interop_support.main()
