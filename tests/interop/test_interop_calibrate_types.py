@@ -26,12 +26,12 @@ from qconv._calibrate_experts import Call, Found, Intercepted, Sent
 from qconv._values import Values
 from qconv.stream import Catch, Stream, build
 
-MIXED = "mllama whisper llava gemma3 paligemma".split()  # read images or sound beside text
+MIXED = "mllama whisper llava gemma3 paligemma blip clip siglip".split()  # read images or sound beside text
 DOZEN = """qwen2_moe mixtral qwen3_5 qwen3_5_moe gemma3 gemma4_text mllama whisper bamba falcon_h1 granitemoehybrid zamba2
     switch_transformers jamba""".split()
 JUDGED = 67  # windows
-# What is no model of text, and so has none to be calibrated with.
-WITHOUT = "clip siglip vit dinov2 blip".split()
+# What reads images only, or gives neither logits nor states of every token.
+WITHOUT = "clip siglip vit dinov2".split()
 
 
 class Given(Folder):
