@@ -182,7 +182,7 @@ STREAMED = TYPES | {name: {} for name in """qwen3_next qwen3_5 qwen3_5_moe qwen3
     "glm4_moe_lite": {"num_key_value_heads": 4},
     "switch_transformers": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
     "gemma3": {"mm_tokens_per_image": 4},
-    "bamba": MAMBA, "granitemoehybrid": MAMBA, "falcon_h1": MAMBA | {"mamba_d_ssm": 128},
+    "bamba": MAMBA, "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"]}, "falcon_h1": MAMBA | {"mamba_d_ssm": 128},
     "jamba": {"use_mamba_kernels": False},
     "gemma3n_text": {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "vocab_size_per_layer_input": 160,
                      "hidden_size_per_layer_input": 16, "laurel_rank": 16, "activation_sparsity_pattern": [0.0] * 6,
@@ -200,6 +200,10 @@ STREAMED = TYPES | {name: {} for name in """qwen3_next qwen3_5 qwen3_5_moe qwen3
     "grounding-dino": None,
 }
 STREAMED = {name: more for name, more in STREAMED.items() if more is not None}
+
+
+class NotMade(Exception):
+    """transformers does not make, save or compute the tiny model of a type."""
 
 
 def save(name, folder):
