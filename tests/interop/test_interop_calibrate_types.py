@@ -30,8 +30,9 @@ MIXED = "mllama whisper llava gemma3 paligemma blip clip siglip".split()  # read
 DOZEN = """qwen2_moe mixtral qwen3_5 qwen3_5_moe gemma3 gemma4_text mllama whisper bamba falcon_h1 granitemoehybrid zamba2
     switch_transformers jamba""".split()
 JUDGED = 67  # windows
-# What reads images only, or gives neither logits nor states of every token.
-WITHOUT = "clip siglip vit dinov2".split()
+# What reads images only, gives neither logits nor states of every token, or has the tokens before the rows (XLNet), so
+# that its layers are not computed in slices.
+WITHOUT = "clip siglip vit dinov2 xlnet".split()
 
 
 class Given(Folder):
@@ -247,13 +248,17 @@ def table(path, names):
                 rows.append({"type": name, "failed": " ".join(("%s: %s" % (type(error).__name__, error)).split())[:200]})
             print(rows[-1], flush=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    found = json.loads(path.read_text()) if path.exists() else {}
-    found |= {"bench": "calibrate_types",
-              "command": "PYTHON tests/interop/test_interop_calibrate_types.py --table bench/results/calibrate_types.json"}
-    lowered = sum(row.get("share", 1) < 1 and row["weights"] > 0 for row in rows)
+    found = json.loads(path.read_text()) if path.exists() else {
+        "bench": "calibrate_types",
+        "command": "PYTHON tests/interop/test_interop_calibrate_types.py --table bench/results/calibrate_types.json"}
+    own = found.get("transformers " + transformers.__version__, {}) if names else {}
+    if own:  # the other rows stay
+        measured_now = {row["type"]: row | {"commit": commit} for row in rows}
+        rows = [measured_now.get(row["type"], row) for row in own["rows"]]
     found["transformers " + transformers.__version__] = {
-        "commit": commit, "torch": torch.__version__.partition("+")[0], "to": "nf4", "tokens": WINDOWS * LENGTH,
-        "lowered": lowered, "of": len(rows), "rows": rows}
+        "commit": own.get("commit", commit), "torch": torch.__version__.partition("+")[0], "to": "nf4",
+        "tokens": WINDOWS * LENGTH, "lowered": sum(row.get("share", 1) < 1 and row["weights"] > 0 for row in rows),
+        "of": len(rows), "rows": rows}
     path.write_text(json_text(found) + "\n")
 
 
