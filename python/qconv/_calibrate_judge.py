@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 
 from ._calibrate_bundled import Mixture
-from ._calibrate_door import Closed, Door, Weight, place_of
+from ._calibrate_door import Closed, Door, Weight
+from ._calibrate_layers import places_of
 from ._text import spread
 from ._values import Values
 from .errors import QconvWarning
@@ -27,20 +28,19 @@ class Made:
     def __init__(self, source: Values, door: Door, searched: bool) -> None:
         self.source, self.door, self.searched = source, door, searched
         self.names, self.shape, self.dtype = source.names, source.shape, source.dtype
-        self.weights: Dict[str, List[Weight]] = {}
-        for weight in door.weights:
-            self.weights.setdefault(weight[0], []).append(weight)
+        self.places: Dict[str, Dict[Weight, Tuple[Optional[int], int]]] = {}
+        for (name, expert), found in places_of(source, door).items():
+            self.places.setdefault(name, {}).update((weight, (expert, first)) for weight, first, _ in found)
 
     def read(self, name: str, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
-        value, weights = self.source.read(name, dtype), self.weights.get(name)
-        if not weights:
+        value, places = self.source.read(name, dtype), self.places.get(name)
+        if not places:
             return value
-        searched = self.searched or not all(self.door.weights[w]["made"] for w in weights)
-        for weight, made in self.door.values(weights, searched).items():
-            known = self.door.weights[weight]
-            expert, first = place_of(weight, known)
+        searched = self.searched or not all(self.door.weights[w]["made"] for w in places)
+        for weight, made in self.door.values(list(places), searched).items():
+            known, (expert, first) = self.door.weights[weight], places[weight]
             matrix = value if expert is None else value[expert]
-            matrix = matrix.t() if known["turned"] else matrix
+            matrix = matrix.t() if known["turned"] and weight[0] == name else matrix
             matrix[first:first + known["rows"]] = made.to(matrix)
         return value
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from ._calibrate_door import Door, Weight, place_of
+from ._calibrate_experts import Call, Expert, Found, Given, Intercepted, Reached, Sent, flat, states_of
 from ._calibrate_moments import Gradients, Sum
-from .stream import Catch
+from ._values import Values
+from .errors import InputError
+from .stream import Catch, Loader
 
-Values = Dict[str, torch.Tensor]  # of parameters that x has in place of the model's
+InPlace = Dict[str, torch.Tensor]  # of parameters that x has in place of the model's
 END = 1 << 30  # the stop behind all others
-
-
-class Reached(Exception):
-    """A slice is to end here."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,7 @@ class Targets:
 
     def __init__(self, loader: Any, door: Door) -> None:
         self.loader, self.door, self.settled = loader, door, set()
-        self.places: Dict[Tuple[str, Optional[int]], List[Tuple[Weight, int, int]]] = {}
-        for weight, known in door.weights.items():  # a stack's [3, up] lies below [3, gate]
-            expert, first = place_of(weight, known)
-            self.places.setdefault((weight[0], expert), []).append((weight, first, first + known["rows"]))
+        self.places = places_of(loader.source, door)
         self.by_name = {name: self.found(name) for name in loader.meta}
         self.by_name = {name: found for name, found in self.by_name.items() if found}
 
@@ -96,6 +92,65 @@ class Targets:
                 if sum(t.rows.stop - t.rows.start for t in ts) == self.door.weights[w]["rows"]}
 
 
+Places = Dict[Tuple[str, Optional[int]], List[Tuple[Weight, int, int]]]
+
+
+def places_of(source: Any, door: Door) -> Places:
+    """The program's weights by where they lie in the source: by tensor and, of a stack, the number of the expert, with
+    the first of their outputs there and the first behind them."""
+    places: Places = {}
+    alone = apart_from_stacks(source, door)
+    for weight, known in door.weights.items():
+        expert, first = place_of(weight, known)
+        place, first = ((alone[weight], None), 0) if weight in alone else ((weight[0], expert), first)
+        places.setdefault(place, []).append((weight, first, first + known["rows"]))
+    return places
+
+
+def apart_from_stacks(source: Any, door: Door) -> Dict[Weight, str]:
+    """Where the model has experts as modules, and so the source, but the program stacks them: the source's names of
+    matrices of stacks, found by the values of each first expert."""
+    has, out = set(source.names), {}
+    if all(weight[0] in has for weight in door.weights):
+        return {}
+    with Values(source.path, experts="stacked") as stacks:
+        for (stack, expert), known in door.weights.items():
+            if stack in has or expert is None:
+                continue
+            number, begin = place_of((stack, expert), known)
+            if number:
+                continue
+            matrix = stacks.read(stack, None, 0, 1)[0]
+            matrix = (matrix.t() if known["turned"] else matrix)[begin:begin + known["rows"]]
+            layer = re.match(r"\D*\d+\.", stack)
+            name = next((n for n in source.names if n.startswith(layer.group() if layer else "") and ".0." in n
+                         and source.shape(n) == tuple(matrix.shape) and torch.equal(source.read(n), matrix)), None)
+            if name is None:
+                continue
+            head, _, tail = name.rpartition(".0.")
+            for other, its in door.weights.items():
+                if other[0] == stack and other[1] is not None:
+                    number, first = place_of(other, its)
+                    if first == begin:
+                        out[other] = "%s.%d.%s" % (head, number, tail)
+    return out
+
+
+def source_of(model: torch.nn.Module, folder: str, experts: Optional[str]) -> Values:
+    """The checkpoint in a form that the model can be made of."""
+    source = Values(folder, experts=experts)
+    if experts == "stacked":
+        try:
+            Loader(model, source)
+        except InputError:
+            alone = Values(folder, experts="separate")
+            if set(alone.names) == set(source.names):
+                raise
+            source.close()
+            return alone
+    return source
+
+
 def default_across(loader: Any, name: str) -> bool:
     module = loader.owner(name)[0]
     return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
@@ -103,18 +158,21 @@ def default_across(loader: Any, name: str) -> bool:
 
 @dataclass
 class Stop:
-    """Where slices wait for each other: at the first product of a set, or at a module whose experts are sets."""
-    sets: List[List[str]] = field(default_factory=list)  # parameters with one input; several sets only of a module
-    module: Optional[str] = None
+    """Where slices wait for each other: at the first product of a set, or at the first call of any of `members`, modules
+    of experts, whose sets are gone through one after the other. owner: the module that has the tokens of all members."""
+    sets: List[List[str]] = field(default_factory=list)  # parameters with one input; of all members alike
+    owner: Optional[str] = None
+    members: List[str] = field(default_factory=list)
 
 
 class Slice:
     """One slice's pass through the layer, on a thread that runs only while `advance` waits for it."""
     running: Dict[int, "Slice"] = {}  # by thread
 
-    def __init__(self, run: Callable[[], Any], ids: Dict[int, str], which: Dict[str, int], values: Values) -> None:
+    def __init__(self, run: Callable[[], Any], ids: Dict[int, str], which: Dict[str, int], values: InPlace) -> None:
         self.run, self.ids, self.which, self.values = run, ids, which, values
         self.at, self.input, self.result, self.error, self.dead = -1, None, None, None, False  # type: Any
+        self.entered: Dict[str, Given] = {}  # arguments of owners of experts
         self.go, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self.main, daemon=True)
         self.thread.start()
@@ -169,10 +227,6 @@ class Slice:
             self.thread.join()
 
 
-def flat(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().reshape(-1, x.shape[-1])
-
-
 class Counted:
     """Which tokens count: padding does not, and neither do rows that fill up the batch. `masks`: bool [rows, tokens],
     for each length that the model's states have."""
@@ -218,29 +272,6 @@ class InputMoments:
         return out
 
 
-def like(name: str) -> str:
-    """Names of the same matrix of all experts become one."""
-    return re.sub(r"(experts?(?:\.[a-z_]*)?)[._]\d+\.", r"\1.*.", name)
-
-
-def expert_of(name: str) -> int:
-    found = re.search(r"experts?(?:\.[a-z_]*)?[._](\d+)\.", name)
-    return int(found.group(1)) if found else -1
-
-
-def with_all_experts(sets: List[List[str]], names: Iterable[str]) -> List[List[str]]:
-    """The traced slice did not reach all experts that are modules: the others are gone through like those it did."""
-    own = [s for s in sets if expert_of(s[0]) >= 0]
-    if not own:
-        return sets
-    first = expert_of(own[0][0])
-    pattern = [[like(n) for n in s] for s in own if expert_of(s[0]) == first]
-    by_key: Dict[Tuple[int, str], str] = {(expert_of(n), like(n)): n for n in names if expert_of(n) >= 0}
-    every = [[by_key[e, k] for k in keys if (e, k) in by_key] for e in sorted({e for e, _ in by_key}) for keys in pattern]
-    at = sets.index(own[0])
-    return [*(s for s in sets[:at]), *(s for s in every if s), *(s for s in sets[at:] if expert_of(s[0]) < 0)]
-
-
 class Layers:
     """What calibrating does to each layer that the stream visits."""
 
@@ -250,20 +281,21 @@ class Layers:
         self.streams, self.done = streams, done  # one stream: moments of the model as it is
         self.apart = False                       # something before this is not what it was
         self.ids: Dict[int, str] = {}            # of the layer at hand
+        self.called: Optional[Callable[[str, Callable[..., Any], Given], None]] = None  # sees calls of experts
 
     # ---- weights ----
 
     def any_made(self, names: Iterable[str]) -> bool:
         return self.streams == 2 and any(self.door.weights[t.weight]["made"] for t in self.targets.of(names))
 
-    def put(self, values: Values, targets: Iterable[Target], made: Dict[Weight, torch.Tensor]) -> None:
+    def put(self, values: InPlace, targets: Iterable[Target], made: Dict[Weight, torch.Tensor]) -> None:
         for t in targets:
             if t.weight in made:
                 if t.parameter not in values:
                     values[t.parameter] = self.stream.loader.get(t.parameter).detach().clone()
                 t.put(values[t.parameter], made[t.weight])
 
-    def solve(self, layer: str, sets: Sequence[Tuple[List[Target], InputMoments]], values: Values) -> None:
+    def solve(self, layer: str, sets: Sequence[Tuple[List[Target], InputMoments]], values: InPlace) -> None:
         """Targets of each pair have these moments. What the program makes of them goes into x's values."""
         tensors: Dict[str, torch.Tensor] = {}
         asked: List[Target] = []
@@ -301,7 +333,7 @@ class Layers:
         xs = [slice(p.start + half, p.stop + half) for p in zs] if self.streams == 2 else []
         pieces[:] = zs + xs
         names = list(params.values())
-        values: Values = {}
+        values: InPlace = {}
         made = [t for t in self.targets.of(names) if self.door.weights[t.weight]["made"]
                 and not self.door.weights[t.weight].get("searched")]  # with those the first run had gone on as they were
         if made and xs:
@@ -315,59 +347,67 @@ class Layers:
         """Goes through the layer with one slice and sees which weights have one input, in which order."""
         order: Dict[Any, List[str]] = {}
         inputs: List[torch.Tensor] = []  # are kept, so that no two have one address
-        seen, within, routed = set(), {}, set()
+        seen = set()
         ids = {i: n for i, n in params.items() if n in self.targets.by_name}
+        stacks = {n.rpartition(".")[0] for n in ids.values() if self.stream.loader.get(n).dim() == 3}
+        found = Found(self.stream.model, call.name, stacks)
 
         def before(name: str, part: Optional[int], x: torch.Tensor) -> None:
             inputs.append(x)
             if name not in seen:
                 seen.add(name)
                 order.setdefault((x.data_ptr(), tuple(x.shape), x._version), []).append(name)
-
-        def enter(path: str, own: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-            if routes_of(args, kwargs):
-                routed.add(path)
-            return own(*args, **kwargs)
-        with torch.no_grad(), self.intercepted(ids.values(), enter), Catch(ids, before) as seeing:
+        with torch.no_grad(), found.watching(), Catch(ids, before) as seeing:
             call.run(piece)
         self.targets.settle(seeing.across)
-        for name in ids.values():
-            within[name] = name.rpartition(".")[0] if name.rpartition(".")[0] in routed else None
+        return self.in_order(list(order.values()), found, set(ids.values()))
+
+    @staticmethod
+    def in_order(order: List[List[str]], found: Found, names: Set[str]) -> List[Stop]:
+        """Sets within experts become those of all experts alike, also of those that the traced slice did not reach."""
         out: List[Stop] = []
-        for names in with_all_experts(list(order.values()), ids.values()):
-            module = within[names[0]]
-            if module and out and out[-1].module == module:
-                out[-1].sets.append(names)
-            else:
-                out.append(Stop([names], module))
+        of_owner: Dict[str, Stop] = {}
+        for own in order:
+            member = found.member_of(own[0])
+            if member is None:
+                out.append(Stop([own]))
+                continue
+            owner = found.owner_of[member]
+            if owner not in of_owner:
+                of_owner[owner] = Stop([], owner, found.members(owner))
+                out.append(of_owner[owner])
+            stop = of_owner[owner]
+            every = [n for m in stop.members for n in (m + one[len(member):] for one in own) if n in names]
+            if every and not any(every[0] in other for other in stop.sets):
+                stop.sets.append(every)
         return out
 
-    def intercepted(self, names: Iterable[str], enter: Callable[..., Any]) -> "Intercepted":
-        """While it lasts, modules with stacks of experts call enter(path, their own forward, args, kwargs)."""
-        paths = {n.rpartition(".")[0] for n in names if self.stream.loader.get(n).dim() == 3}
-        return Intercepted({p: self.stream.model.get_submodule(p) for p in paths}, enter)
-
     def lockstep(self, call: Any, zs: List[slice], xs: List[slice], params: Dict[int, str], stops: List[Stop],
-                 values: Values) -> List[Any]:
+                 values: InPlace) -> List[Any]:
         ids = self.ids = {i: n for i, n in params.items() if n in self.targets.by_name}
-        which = {n: i for i, s in enumerate(stops) if not s.module for names in s.sets for n in names}
-        at = {s.module: i for i, s in enumerate(stops) if s.module}
+        which = {n: i for i, s in enumerate(stops) if not s.owner for names in s.sets for n in names}
+        at = {member: (i, s.owner) for i, s in enumerate(stops) for member in s.members}
+        owners = {s.owner for s in stops if s.owner}
 
         def enter(path: str, own: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
             mine = Slice.running.get(threading.get_ident())
+            if mine and path in owners:
+                mine.entered[path] = (args, kwargs)
             if mine and path in at:
-                mine.stop(at[path], (args, kwargs))
+                mine.stop(at[path][0], mine.entered.get(at[path][1]))
+            elif path in at and self.called:
+                self.called(path, own, (args, kwargs))
             return own(*args, **kwargs)
         runs = [Slice(lambda p=p: call.run(p), ids, which, values if i >= len(zs) else {})
                 for i, p in enumerate(zs + xs)]
         rows = self.stream.batch // self.streams
         of_batch = [slice(p.start * rows // max(1, zs[-1].stop), p.stop * rows // max(1, zs[-1].stop)) for p in zs]
         try:
-            with self.intercepted(ids.values(), enter):
+            with Intercepted(self.stream.model, {*owners, *at}, enter):
                 for i, stop in enumerate(stops):
                     given = ((z.advance(i), x.advance(i) if xs else None, r)
                              for z, x, r in zip(runs, runs[len(zs):] or runs, of_batch))
-                    if stop.module:
+                    if stop.owner:
                         self.experts(call.name, stop, list(given), values)
                     else:
                         self.take_set(call.name, stop.sets[0], given, values)
@@ -378,112 +418,58 @@ class Layers:
             for run in runs:
                 run.end()
 
-    def take_set(self, layer: str, names: List[str], given: Iterable[Tuple[Any, Any, slice]], values: Values) -> None:
-        """Sums up the moments of one set. Of a product of all experts at once, each expert has its own."""
-        moments: Dict[Optional[int], InputMoments] = {}
-        wanted = self.targets.wanted(names)
+    def take_set(self, layer: str, names: List[str], given: Iterable[Tuple[Any, Any, slice]], values: InPlace) -> None:
+        """Sums up the moments of one set, and makes its weights."""
+        moments: Optional[InputMoments] = None
+        wanted = [t for t in self.targets.wanted(names) if t.part is None]
         for z, x, rows in given:
             x = x if self.streams == 2 else z
-            if x is None or not wanted:
-                continue
-            stack = self.stream.loader.get(names[0]).dim() == 3 and x.dim() == 3
-            for part in range(len(x)) if stack else [None]:
-                own = x if part is None else x[part][(x[part] != 0).any(-1)]
-                if part not in moments:
-                    moments[part] = InputMoments(own.shape[-1], self.apart and part is None)
-                alone = stack or expert_of(names[0]) >= 0  # tokens that z and x need not send to the same expert
-                if own.numel():
-                    moments[part].add(own, None if alone else z, None if alone else self.counted.of(x, rows))
-        self.solve(layer, [([t for t in wanted if t.part == p], m) for p, m in moments.items()
-                           if any(t.part == p for t in wanted)], values)
+            if x is not None and wanted:
+                moments = moments or InputMoments(x.shape[-1], self.apart)
+                if x.numel():
+                    moments.add(x, z, self.counted.of(x, rows))
+        if moments:
+            self.solve(layer, [(wanted, moments)], values)
         self.apart |= self.any_made(names)
 
     # ---- experts ----
 
-    def experts(self, layer: str, stop: Stop, given: List[Tuple[Any, Any, slice]], values: Values) -> None:
-        """Makes the weights of a module that is called with states, the numbers of each token's experts and their
-        weights. Moments are of the tokens that x sends to an expert, and of z's states of the same tokens."""
-        assert stop.module
-        module = self.stream.model.get_submodule(stop.module)
-        own = module.__dict__["forward"].own
+    def experts(self, layer: str, stop: Stop, given: List[Tuple[Any, Any, slice]], values: InPlace) -> None:
+        """Makes the weights of experts. Moments are of the tokens that x sends to an expert, and of z's states of the
+        same tokens."""
+        slices = [self.sent(stop, z, x or z, rows, values) for z, x, rows in given if x or self.streams == 1 and z]
         for names in stop.sets:
             wanted, apart = self.targets.wanted(names), self.apart
-            stacked = any(t.weight[1] is not None for t in wanted)
+            targets: Dict[Tuple[str, Optional[int]], List[Target]] = {}
+            for t in wanted:
+                targets.setdefault((t.parameter, t.part), []).append(t)
+            of_expert: Dict[Expert, List[str]] = {}
+            for name, part in targets:
+                of_expert.setdefault((next(m for m in stop.members if name.startswith(m + ".")), part), []).append(name)
             held: List[Tuple[List[Target], InputMoments]] = []
-            for part in sorted({t.part for t in wanted if t.part is not None}):
+            for expert, named in of_expert.items():
                 moments: Optional[InputMoments] = None
-                for z, x, rows in given:
-                    got = self.expert_inputs(own, (z, x if self.streams == 2 else z), part, rows, names, values)
-                    if got:
-                        moments = moments or InputMoments(got[1].shape[-1], apart)
-                        moments.add(got[1], got[0], torch.ones(len(got[1]), dtype=torch.bool, device=got[1].device))
+                for sent in slices:
+                    for x, z, mask in sent.inputs(expert, names, apart and self.streams == 2):
+                        moments = moments or InputMoments(x.shape[-1], apart)
+                        moments.add(x, z, mask)
                 if moments:
-                    held.append(([t for t in wanted if t.part == part], moments))
-                    if not stacked:
-                        self.solve(layer, held, values)
-                        held = []
+                    held.append(([t for n in named for t in targets[n, expert[1]]], moments))
+                if not any(t.weight[1] is not None for t in wanted):  # all matrices of a stack go together
+                    self.solve(layer, held, values)
+                    held = []
             self.solve(layer, held, values)
             self.apart |= self.any_made(names)
 
-    def expert_inputs(self, own: Callable[..., Any], both: Tuple[Any, Any], part: int, rows: slice, names: List[str],
-                      values: Values) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
-        """The inputs of a product of one expert, in z and in x."""
-        args, kwargs = both[1]
-        states, numbers, weights = routes_of(args, kwargs)
-        mask = self.counted.of(states, rows)
-        hit = numbers == part
-        chosen = hit.any(1) if mask is None else hit.any(1) & mask
-        token = chosen.nonzero()[:, 0]
-        if not len(token):
-            return None
-        weight = (weights * hit).sum(1, keepdim=True)[token] if weights.shape == numbers.shape else weights[token]
-        only = numbers[token] if weights.shape != numbers.shape else torch.full_like(numbers[token, :1], part)
-        out = []
-        for (a, k), in_place in ((both[0], {}), (both[1], values)):
-            seen: List[torch.Tensor] = []
-
-            def before(name: str, at: Optional[int], x: torch.Tensor) -> Optional[torch.Tensor]:
-                if name in names and at == part:
-                    seen.append(flat(x))
-                    raise Reached
-                return in_place.get(name)
-            try:
-                with torch.no_grad(), Catch(self.ids, before):
-                    swapped = dict(zip(map(id, routes_of(a, k)), (routes_of(a, k)[0][token], only, weight)))
-                    own(*(swapped.get(id(v), v) for v in a), **{n: swapped.get(id(v), v) for n, v in k.items()})
-            except Reached:
-                pass
-            if not seen:
-                return None
-            out.append(seen[0])
-        return out[0], out[1]
-
-
-def routes_of(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """States [tokens, width], experts' numbers [tokens, chosen] and weights [tokens, ...] of a call; None: others."""
-    given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-    if len(given) != 3 or any(v.dim() != 2 or len(v) != len(given[0]) for v in given):
-        return None
-    whole = [v for v in given if not v.is_floating_point()]
-    return (given[0], whole[0], next(v for v in given[1:] if v is not whole[0])) \
-        if len(whole) == 1 and whole[0] is not given[0] else None
-
-
-class Intercepted:
-    """Modules' forwards are overridden on the instances while it lasts."""
-
-    def __init__(self, modules: Dict[str, torch.nn.Module], enter: Callable[..., Any]) -> None:
-        self.modules, self.enter = modules, enter
-
-    def __enter__(self) -> None:
-        for path, module in self.modules.items():
-            own = module.forward
-
-            def forward(*args: Any, path: str = path, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
-                return self.enter(path, own, args, kwargs)
-            setattr(forward, "own", own)
-            module.forward = forward  # type: ignore[method-assign]
-
-    def __exit__(self, *_: Any) -> None:
-        for module in self.modules.values():
-            del module.__dict__["forward"]
+    def sent(self, stop: Stop, z: Optional[Given], x: Given, rows: slice, values: InPlace) -> Sent:
+        own = self.stream.model.get_submodule(stop.owner).__dict__["forward"].own
+        states = states_of(x)
+        mask = None if states is None else self.counted.of(states, rows)
+        if stop.owner in stop.members:
+            return Sent(own, z, x, mask, None, self.ids, values)
+        calls: Dict[str, List[Call]] = {}
+        self.called = lambda path, own, given: calls.setdefault(path, []).append(Call(own, given, flat(states)))
+        with torch.no_grad(), Catch(self.ids, lambda name, part, given: values.get(name)):
+            own(*x[0], **x[1])
+        self.called = None
+        return Sent(own, z, x, mask, calls, self.ids, values)

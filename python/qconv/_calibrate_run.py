@@ -17,11 +17,10 @@ from . import _text
 from ._calibrate_bundled import mixture
 from ._calibrate_door import Closed, Door
 from ._calibrate_judge import judged
-from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets
+from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets, source_of
 from ._calibrate_moments import Gradients
 from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
-from ._values import Values
 from .errors import InputError
 from .evaluate import devices_of
 from .results import Conversion, DryRun
@@ -92,7 +91,7 @@ class Calibration:
             self.devices = devices_of(own["device"])
         self.build = partial(build, model, trust_remote_code=own["trust_remote_code"])
         self.model = self.build()
-        self.source = Values(model, experts=options.get("experts"))
+        self.source = source_of(self.model, model, options.get("experts"))
         self.two = own["sided"] != "one"
         self.steps, self.done = 0, 0
         self.says, self.ahead = False, None  # type: Tuple[bool, Optional[Plan]]

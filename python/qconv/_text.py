@@ -217,7 +217,7 @@ def is_causal(config: Any) -> bool:
 def context_of(config: Any, asked: Optional[int]) -> int:
     """Tokens of a window: asked, or 2048 or the model's limit. config: of the text's model."""
     most = next((int(getattr(config, n)) for n in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-                 if isinstance(getattr(config, n, None), int)), None)
+                 if isinstance(getattr(config, n, None), int) and getattr(config, n) > 0), None)
     if most is not None and str(getattr(config, "model_type", "")).replace("-", "").find("roberta") >= 0:
         most -= int(getattr(config, "pad_token_id", 1) or 0) + 1  # places begin behind that of padding
     if asked is not None and most is not None and asked > most:

@@ -17,6 +17,7 @@ import tiny_models
 import torch
 import transformers
 from tiny_models import MAJOR, STREAMED, Files, inputs, save
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from qconv import _stream_layers, errors, stream  # noqa: E402
@@ -33,7 +34,7 @@ SKIPPED = ("logits_per_image", "logits_per_text", "past_key_values", "loss", "ca
 def floats(out):
     """Tensors of floating-point numbers in a model's output."""
     if isinstance(out, torch.Tensor):
-        return [out.detach()] if out.is_floating_point() else []
+        return [out.detach()] if out.is_floating_point() and out.dim() else []
     if hasattr(out, "items"):
         return [tensor for key, value in out.items() if key not in SKIPPED for tensor in floats(value)]
     return [tensor for value in out for tensor in floats(value)] if isinstance(out, (list, tuple)) else []
@@ -154,7 +155,9 @@ def test_of(name):
     return test
 
 
-for name in STREAMED if MAJOR > 4 else sorted(GRADIENTS & set(tiny_models.TYPES)):
+# transformers 4 keeps RecurrentGemma's states from one call to the next, whatever its rows, and does not save Zamba 2.
+NOT_IN_4 = {"recurrent_gemma", "zamba2", "apertus"}
+for name in STREAMED if MAJOR > 4 else sorted(GRADIENTS & set(STREAMED) & set(CONFIG_MAPPING.keys()) - NOT_IN_4):
     setattr(Types, "test_" + name.replace("-", "_"), test_of(name))
 
 
@@ -193,7 +196,7 @@ class Origins(unittest.TestCase):
                      "qwen3_next"):
             with self.subTest(name):
                 found = self.check(name)
-                self.assertEqual(any(o.turned for o in found), name in ("gpt2", "gpt_oss"))
+                self.assertEqual(any(o.turned for o in found), name == "gpt2" or name == "gpt_oss" and MAJOR > 4)
                 if MAJOR > 4:
                     self.assertEqual(any(o.part is not None and o.tensor.count(".experts.") for o in found),
                                      name in ("gpt_oss", "mixtral", "qwen3_moe", "deepseek_v3", "qwen3_next"))

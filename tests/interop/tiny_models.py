@@ -172,13 +172,18 @@ class Files:
 
 # Default sizes would make moments of 8192 x 8192.
 LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+# transformers' own loops over chunks take [rows, chunks, chunk, chunk, heads, states] of memory.
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
 # What the zoo's checks of other formats leave out, and a stream computes too.
 STREAMED = TYPES | {name: {} for name in """qwen3_next qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text bamba falcon_h1
     falcon_mamba granitemoehybrid recurrent_gemma arcee apertus glm4_moe_lite ernie4_5_moe t5gemma
     switch_transformers longt5 umt5 led helium persimmon xglm biogpt xlnet roformer rembert megatron-bert nystromformer
     ernie splinter blenderbot plbart olmo3 flex_olmo minimax_m2 llama4_text seed_oss""".split()} | {
     "glm4_moe_lite": {"num_key_value_heads": 4},
+    "switch_transformers": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
     "gemma3": {"mm_tokens_per_image": 4},
+    "bamba": MAMBA, "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"]}, "falcon_h1": MAMBA | {"mamba_d_ssm": 128},
+    "jamba": {"use_mamba_kernels": False},
     "gemma3n_text": {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "vocab_size_per_layer_input": 160,
                      "hidden_size_per_layer_input": 16, "laurel_rank": 16, "activation_sparsity_pattern": [0.0] * 6,
                      "intermediate_size": [128] * 6,
@@ -190,11 +195,15 @@ STREAMED = TYPES | {name: {} for name in """qwen3_next qwen3_5 qwen3_5_moe qwen3
     "qwen3_5_text": LINEAR, "qwen3_5_moe_text": LINEAR,
     "qwen3_next": LINEAR | {"num_experts": 4, "layer_types": ["linear_attention", "full_attention"]},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8,
-               "mamba_d_state": 16, "num_key_value_heads": 4, "attention_hidden_size": 128,
+               "mamba_d_state": 16, "chunk_size": 16, "num_key_value_heads": 4, "attention_hidden_size": 128,
                "attention_head_dim": 32},
     "grounding-dino": None,
 }
 STREAMED = {name: more for name, more in STREAMED.items() if more is not None}
+
+
+class NotMade(Exception):
+    """transformers does not make, save or compute the tiny model of a type."""
 
 
 def save(name, folder):
