@@ -29,17 +29,21 @@ typedef struct {
 
 /* Shards are opened when their first bytes come and closed with their last, so that any number of
  * them needs few file descriptors. */
-static qc_status write_piece(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
-                             size_t len, qc_error *err)
+static qc_status write_frame(void *ctx, const qc_output_frame *frame, const void *content,
+                             qc_error *err)
 {
     unpacker *u = ctx;
+    const uint32_t shard = frame->shard, len = frame->content_bytes;
+    uint64_t offset = frame->at;
     qc_status st = QC_OK;
+    if (frame->tensor != QC_HEADER_FRAME)
+        offset += u->m->shards[shard].header_bytes + u->m->tensors[frame->tensor].begin;
     pthread_mutex_lock(&u->lock);
     if (u->files[shard].fd < 0)
         st = qc_file_create(&u->files[shard], u->paths[shard], err);
     pthread_mutex_unlock(&u->lock);
     QC_TRY(st);
-    QC_TRY(qc_file_pwrite(&u->files[shard], bytes, len, offset, err));
+    QC_TRY(qc_file_pwrite(&u->files[shard], content, len, offset, err));
     qc_file_hint_write_back(&u->files[shard], offset, len);
     if (atomic_fetch_sub(&u->left[shard], len) == len) {
         QC_TRY(qc_file_sync(&u->files[shard], err));
@@ -262,7 +266,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     QC_TRY(qc_progress_create(&progress, &o->call, "unpacking", total, err));
     qc_scan_options so = {.threads = o->call.threads,
                           .shards_only = o->device != NULL,
-                          .sink = write_piece,
+                          .sink = write_frame,
                           .sink_ctx = &u,
                           .progress = progress};
     qc_status st = qc_scan_output(result, d->arena, o->call.model, &m, &so, err);

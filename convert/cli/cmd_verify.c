@@ -28,7 +28,7 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
                           err));
     for (size_t i = 0; i < m->shard_count; i++, n++)
         QC_TRY(qc_arena_printf(o->call.arena, &known[n], err, "%s%s", m->shards[i].name,
-                               m->compressed ? ".zst" : ""));
+                               qc_manifest_ending(m)));
     for (size_t i = 0; i < m->file_count; i++)
         known[n++] = m->files[i].path;
     known[n++] = QC_MANIFEST_NAME;
