@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
+#include "quant/quant_decode.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -103,8 +104,8 @@ static qc_status read_nested(qc_weight_reader *r, const qc_stored_weight *w, uin
     return QC_OK;
 }
 
-static qc_status read_scales(qc_weight_reader *r, const qc_stored_weight *w, uint64_t first,
-                             uint64_t n, const float **out, qc_error *err)
+qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w, uint64_t first,
+                           uint64_t n, const float **out, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &r->model->tensors[w->absmax];
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
@@ -131,7 +132,8 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
     uint64_t overflow = 0;
     float map[16];
     qc_form form = qc_scheme_form(w->stored_as, cols, w->block_elems, 0);
-    QC_TRY(read_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
+    QC_TRY(
+        qc_weight_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
     if (w->quant_map != UINT32_MAX) {
         QC_TRY(qc_checkpoint_read(r->model, r->maps, &r->model->tensors[w->quant_map], 0, map,
                                   sizeof map, err));
@@ -143,9 +145,19 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
                               qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
                               (size_t)bytes, err));
-    form.ops->dequantize(r->ops, &form, r->raw.data, scales, count, r->made.data, QC_DTYPE_F32,
+    const uint64_t whole = qc_form_by_rows(&form) ? count - count % cols : count;
+    form.ops->dequantize(r->ops, &form, r->raw.data, scales, whole, r->made.data, QC_DTYPE_F32,
                          &overflow);
+    if (whole < count) { /* the beginning of a row is dequantized as a shorter row */
+        form.cols = count - whole;
+        form.ops->dequantize(r->ops, &form,
+                             (const char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, whole),
+                             scales + whole / cols, form.cols, (float *)r->made.data + whole,
+                             QC_DTYPE_F32, &overflow);
+    }
     *out = (const float *)r->made.data + skip;
+    r->code_bytes = (size_t)qc_scheme_code_bytes(w->stored_as, n);
+    r->code = (const unsigned char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, skip);
     return QC_OK;
 }
 
@@ -158,10 +170,22 @@ static qc_status refuse_range(const qc_weight_reader *r, const qc_weight_source 
             r->model->tensors[w->tensor].name, index, qc_dtype_name(dtype));
 }
 
-/* Reads elements [first, first + n) in the order in which they lie, whole rows of the last
- * dimension, as floats. */
-static qc_status read_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
-                             uint64_t n, const float **out, qc_error *err)
+static qc_status read_coded(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                            uint64_t n, const float **out, qc_error *err)
+{
+    const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
+    const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
+    QC_TRY(room(&r->made, count, sizeof(float), err));
+    QC_TRY(qc_coded_read(r->model, r->codes, r->ops, &r->model->tensors[w->tensor], w->coded,
+                         &r->coded, first - skip, count, r->made.data, err));
+    *out = (const float *)r->made.data + skip;
+    r->code = r->coded.codes;
+    r->code_bytes = r->coded.code_bytes;
+    return QC_OK;
+}
+
+qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                           uint64_t n, const float **out, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &r->model->tensors[w->tensor];
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
@@ -169,12 +193,11 @@ static qc_status read_floats(qc_weight_reader *r, const qc_weight_source *w, uin
     QC_TRY(qc_check_interrupted(err));
     if (w->stored)
         return read_stored(r, w, first, n, out, err);
-    QC_TRY(room(&r->made, n, sizeof(float), err));
-    *out = r->made.data;
     if (w->coded)
-        return qc_coded_read(r->model, r->codes, r->ops, t, w->coded, &r->coded, first, n,
-                             r->made.data, err);
+        return read_coded(r, w, first, n, out, err);
+    QC_TRY(room(&r->made, n, sizeof(float), err));
     QC_TRY(room(&r->raw, n, each, err));
+    *out = r->made.data;
     QC_TRY(qc_checkpoint_read(r->model, r->codes, t, first * each, r->raw.data, (size_t)(n * each),
                               err));
     r->ops->cast(r->raw.data, t->dtype, n, r->made.data, QC_DTYPE_F32, &overflow);
@@ -191,7 +214,7 @@ static qc_status read_straight(qc_weight_reader *r, const qc_weight_source *w, u
         const uint64_t count = qc_min_u64(step, n - at);
         const float *values = NULL;
         uint64_t overflow = UINT64_MAX;
-        QC_TRY(read_floats(r, w, first + at, count, &values, err));
+        QC_TRY(qc_weight_floats(r, w, first + at, count, &values, err));
         r->ops->cast(values, QC_DTYPE_F32, count, out + at * each, dtype, &overflow);
         if (overflow != UINT64_MAX)
             return refuse_range(r, w, first + at + overflow, dtype, err);
@@ -213,7 +236,7 @@ static qc_status read_turned(qc_weight_reader *r, const qc_weight_source *w, uin
         const uint64_t count = qc_min_u64(step, wide - at);
         const float *values = NULL;
         uint64_t overflow = UINT64_MAX;
-        QC_TRY(read_floats(r, w, (matrix * wide + at) * deep, count * deep, &values, err));
+        QC_TRY(qc_weight_floats(r, w, (matrix * wide + at) * deep, count * deep, &values, err));
         for (uint64_t i = 0; i < rows; i++) {
             for (uint64_t k = 0; k < count; k++)
                 strip[k] = values[k * deep + first + i];

@@ -24,6 +24,10 @@ typedef struct {
     qc_st_cursor *codes, *scales, *maps; /* three, so that a frame of each stays decoded */
     qc_coded_scratch coded;
     qc_packed_buffer raw, nested, numbers, made;
+    /* After qc_weight_floats: the codes of its elements as they are stored, of FP8 and MXFP4 those
+     * that were read. Of integers with scales there are none. */
+    const unsigned char *code;
+    size_t code_bytes;
 } qc_weight_reader;
 
 /* At most one of stored and coded is not NULL; both are NULL for a tensor of floats. turned: see
@@ -44,5 +48,16 @@ void qc_weight_reader_close(qc_weight_reader *r); /* accepts a struct of zeros *
 QC_NODISCARD qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_source *w,
                                       uint64_t first, uint64_t count, void *out, qc_dtype dtype,
                                       qc_error *err);
+
+/* Reads elements [first, first + n), n > 0, of the flattened tensor in the order in which they lie,
+ * as floats that the reader keeps until its next call. Only w's tensor, stored and coded count. */
+QC_NODISCARD qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w,
+                                        uint64_t first, uint64_t n, const float **out,
+                                        qc_error *err);
+/* Does the same for scales. Where they are quantized themselves, r->nested has the scales of theirs
+ * from that of the first on. */
+QC_NODISCARD qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w,
+                                        uint64_t first, uint64_t n, const float **out,
+                                        qc_error *err);
 
 #endif
