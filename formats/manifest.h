@@ -112,11 +112,10 @@ typedef struct {
 
 /* What weights were calibrated with: a text, or second moments made elsewhere. */
 typedef struct {
-    const char *text;         /* the name of its file, without folders; "default" is the bundled
+    const char *text;      /* the name of its file, without folders; "default" is the bundled
                               text */
-    qc_digest digest;         /* of the text; with images, of its digest and that of their file */
-    const char *image_states; /* the name of the file of them; NULL: none */
-    const char *tokenizer;    /* kind, or "ids" */
+    qc_digest digest;      /* of the text */
+    const char *tokenizer; /* kind, or "ids" */
     uint64_t tokens, windows, context;
     const char *hessians; /* the name of the file or folder; NULL: a text was used, named above */
     double damping;

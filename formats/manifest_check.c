@@ -327,7 +327,7 @@ static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *e
 {
     if (!c)
         return QC_OK;
-    if (c->hessians ? c->text || c->image_states : !c->text || !c->tokenizer)
+    if (c->hessians ? c->text != NULL : !c->text || !c->tokenizer)
         QC_FAIL(err, QC_ERR_INPUT,
                 "manifest: calibrate: expected hessians, or a text and a tokenizer");
     if (!isfinite(c->damping) || c->damping < 0)

@@ -18,11 +18,10 @@
 QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);
 
 /* The members of a manifest's objects, for reader and writer, and when some of them are there. */
-#define QC_WHEN_STORED   1u  /* the output is compressed */
-#define QC_WHEN_PLACED   2u  /* there is a placement */
-#define QC_WHEN_HESSIANS 4u  /* weights were calibrated with moments made elsewhere */
-#define QC_WHEN_TEXT     8u  /* or with a text */
-#define QC_WHEN_IMAGES   16u /* whose sequences see images */
+#define QC_WHEN_STORED   1u /* the output is compressed */
+#define QC_WHEN_PLACED   2u /* there is a placement */
+#define QC_WHEN_HESSIANS 4u /* weights were calibrated with moments made elsewhere */
+#define QC_WHEN_TEXT     8u /* or with a text */
 extern const qc_json_row qc_manifest_option_rows[], qc_manifest_calibration_rows[];
 extern const qc_json_row qc_manifest_placement_rows[], qc_manifest_shard_rows[];
 extern const qc_json_row qc_manifest_file_rows[];

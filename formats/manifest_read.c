@@ -150,8 +150,6 @@ static qc_status read_calibration(qc_manifest *m, qc_json_walk *options, qc_erro
     QC_TRY(qc_json_take_in(options, "calibrate", QC_JSON_OBJECT, &w, err));
     QC_TRY(qc_arena_alloc(options->arena, &c, 1, sizeof *c, err));
     unsigned when = qc_json_is_next(&w, "hessians") ? QC_WHEN_HESSIANS : QC_WHEN_TEXT;
-    if (qc_json_is_next(&w, "image_states"))
-        when |= QC_WHEN_IMAGES;
     QC_TRY(qc_json_take_rows(&w, qc_manifest_calibration_rows, when, c, err));
     m->calibration = c;
     return qc_json_leave(&w, err);

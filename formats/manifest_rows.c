@@ -32,7 +32,6 @@ static const char *const sides[] = {"one", "two", NULL};
 
 const qc_json_row qc_manifest_calibration_rows[] = {
     QC_JSON_ROW(qc_manifest_calibration, hessians, TEXT, QC_WHEN_HESSIANS),
-    QC_JSON_ROW(qc_manifest_calibration, image_states, TEXT, QC_WHEN_IMAGES),
     QC_JSON_ROW(qc_manifest_calibration, text, TEXT, QC_WHEN_TEXT),
     QC_JSON_ROW_AS("xxh3_128", qc_manifest_calibration, digest, DIGEST, QC_WHEN_TEXT),
     QC_JSON_ROW(qc_manifest_calibration, tokenizer, TEXT, QC_WHEN_TEXT),

@@ -7,10 +7,7 @@ void qc_manifest_put_calibration(qc_json_writer *w, const qc_manifest_calibratio
 {
     if (c)
         qc_json_write_object(w, "calibrate", qc_manifest_calibration_rows,
-                             c->hessians       ? QC_WHEN_HESSIANS
-                             : c->image_states ? QC_WHEN_TEXT | QC_WHEN_IMAGES
-                                               : QC_WHEN_TEXT,
-                             c);
+                             c->hessians ? QC_WHEN_HESSIANS : QC_WHEN_TEXT, c);
 }
 
 void qc_manifest_put_adapters(qc_json_writer *w, const qc_manifest *m)

@@ -455,8 +455,7 @@ static qc_status same_calibration(int *same, qc_difference *why, const qc_manife
     }
     QC_TRY(qc_manifest_add_calibration(&made, plan, &r, err));
     now = made.calibration;
-    *same = (same_text(then->text, now->text) && !then->image_states &&
-             qc_digest_equal(&then->digest, &now->digest) &&
+    *same = (same_text(then->text, now->text) && qc_digest_equal(&then->digest, &now->digest) &&
              same_text(then->tokenizer, now->tokenizer) && then->tokens == now->tokens &&
              then->windows == now->windows && then->context == now->context &&
              !(then->damping < now->damping) && !(then->damping > now->damping) &&

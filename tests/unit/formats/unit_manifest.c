@@ -88,14 +88,13 @@ static const struct {
      "      {'name': 'cpu', 'tensor_bytes': 2, 'shard_bytes': 106}\n"
      "    ]\n"
      "  },\n"},
-    {IMAGES, MOMENTS,
+    {CALIBRATED, MOMENTS,
      "    'calibrate': {\n"
      "      'hessians': 'moments.safetensors',\n"
      "      'damping': 0.05,\n"
      "      'sided': 'two'\n"
      "    }\n"},
-    {IMAGES, TEXT, "    ],\n    'calibrate': {\n      'text': "},
-    {IMAGES, IMAGES, "    ],\n    'calibrate': {\n      'image_states': 'images.safetensors',\n"},
+    {TEXT, TEXT, "    ],\n    'calibrate': {\n      'text': "},
     {TEXT, TEXT,
      "      'text': 'a \\'text\\'.txt',\n"
      "      'xxh3_128': 'c5a64efff9224e392680525687aac7c5',\n"
@@ -128,10 +127,10 @@ TEST(every_set_of_parts_is_read_back)
         SCOPED(qc_strbuf) text;
         write_sample(parts, &text);
         (void)snprintf(version, sizeof version, "  'version': %d,\n",
-                       parts & MERGED   ? 4
-                       : parts & IMAGES ? 3
-                       : parts & PLACED ? 2
-                                        : 1);
+                       parts & MERGED       ? 4
+                       : parts & CALIBRATED ? 3
+                       : parts & PLACED     ? 2
+                                            : 1);
         assert_non_null(find(&text, version));
         for (size_t i = 0; i < COUNT(written); i++) {
             int expected = (parts & written[i].mask) == written[i].parts;
