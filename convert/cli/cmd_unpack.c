@@ -132,12 +132,6 @@ static qc_status keep_device(qc_manifest *m, const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-static int compare_index(const void *pa, const void *pb)
-{
-    const qc_index_entry *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
-
 static qc_status index_row(void *ctx, size_t i, qc_index_entry *e, qc_error *err)
 {
     const qc_index_entry *entries = ctx;
@@ -154,7 +148,7 @@ static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
     QC_TRY(qc_arena_alloc(d->arena, &entries, m->tensor_count, sizeof(qc_index_entry), err));
     for (size_t i = 0; i < m->tensor_count; i++)
         entries[i] = (qc_index_entry){m->tensors[i].name, m->shards[m->tensors[i].shard].name};
-    qsort(entries, m->tensor_count, sizeof *entries, compare_index);
+    qsort(entries, m->tensor_count, sizeof *entries, qc_by_text);
     QC_TRY(qc_arena_alloc(d->arena, &m->files, 1, sizeof *m->files, err));
     /* A device may have no shard. Its index is then a name and nothing more. */
     const char *shard = m->shard_count ? m->shards[0].name : "model.safetensors";

@@ -66,20 +66,6 @@ void qc_weight_reader_close(qc_weight_reader *r)
     *r = (qc_weight_reader){0};
 }
 
-static qc_status room(qc_packed_buffer *b, uint64_t count, uint64_t each, qc_error *err)
-{
-    size_t want = 0;
-    if (qc_u64_to_size(qc_sat_mul(count, each), &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
-    if (b->data && want <= b->room)
-        return QC_OK;
-    qc_free(b->data);
-    *b = (qc_packed_buffer){0};
-    QC_TRY(qc_malloc(&b->data, want, err));
-    b->room = want;
-    return QC_OK;
-}
-
 /* ---- weights in codes with scales ---- */
 
 /* Decodes scales [first, first + n) that are quantized themselves. *out: the first. */
@@ -90,9 +76,9 @@ static qc_status read_nested(qc_weight_reader *r, const qc_stored_weight *w, uin
     const uint64_t per = w->nested_block_elems, group = first / per, skip = first % per;
     const uint64_t groups = qc_ceil_div_u64(skip + n, per);
     float map[256];
-    QC_TRY(room(&r->nested, groups, sizeof(float), err));
-    QC_TRY(room(&r->raw, skip + n, 1, err));
-    QC_TRY(room(&r->numbers, skip + n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->nested, groups, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, skip + n, 1, err));
+    QC_TRY(qc_buffer_room(&r->numbers, skip + n, sizeof(float), err));
     QC_TRY(qc_checkpoint_read(m, r->maps, &m->tensors[w->nested_map], 0, map, sizeof map, err));
     QC_TRY(qc_checkpoint_read(m, r->maps, &m->tensors[w->nested_absmax], group * sizeof(float),
                               r->nested.data, (size_t)groups * sizeof(float), err));
@@ -112,8 +98,8 @@ qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w, uint6
     uint64_t overflow = 0;
     if (w->nested_absmax != UINT32_MAX)
         return read_nested(r, w, first, n, out, err);
-    QC_TRY(room(&r->raw, n, each, err));
-    QC_TRY(room(&r->numbers, n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, n, each, err));
+    QC_TRY(qc_buffer_room(&r->numbers, n, sizeof(float), err));
     QC_TRY(qc_checkpoint_read(r->model, r->scales, t, first * each, r->raw.data, (size_t)(n * each),
                               err));
     r->ops->cast(r->raw.data, t->dtype, n, r->numbers.data, QC_DTYPE_F32, &overflow);
@@ -140,8 +126,8 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
         form.code_map = map;
     }
     const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
-    QC_TRY(room(&r->raw, bytes, 1, err));
-    QC_TRY(room(&r->made, count, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, bytes, 1, err));
+    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
                               qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
                               (size_t)bytes, err));
@@ -175,11 +161,11 @@ static qc_status read_coded(qc_weight_reader *r, const qc_weight_source *w, uint
 {
     const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
     const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
-    QC_TRY(room(&r->made, count, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
     QC_TRY(qc_coded_read(r->model, r->codes, r->ops, &r->model->tensors[w->tensor], w->coded,
                          &r->coded, first - skip, count, r->made.data, err));
     *out = (const float *)r->made.data + skip;
-    r->code = r->coded.codes;
+    r->code = r->coded.codes.data;
     r->code_bytes = r->coded.code_bytes;
     return QC_OK;
 }
@@ -195,13 +181,39 @@ qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint6
         return read_stored(r, w, first, n, out, err);
     if (w->coded)
         return read_coded(r, w, first, n, out, err);
-    QC_TRY(room(&r->made, n, sizeof(float), err));
-    QC_TRY(room(&r->raw, n, each, err));
+    QC_TRY(qc_buffer_room(&r->made, n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, n, each, err));
     *out = r->made.data;
     QC_TRY(qc_checkpoint_read(r->model, r->codes, t, first * each, r->raw.data, (size_t)(n * each),
                               err));
     r->ops->cast(r->raw.data, t->dtype, n, r->made.data, QC_DTYPE_F32, &overflow);
     return overflow == UINT64_MAX ? QC_OK : refuse_range(r, w, first + overflow, QC_DTYPE_F32, err);
+}
+
+/* Element i of [rows, cols] is element (i % cols) * rows + i / cols of the stored [cols, rows]. So
+ * this reads neighbouring elements of each stored row, and scatters them. */
+qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,
+                                const qc_checkpoint_tensor *t, uint64_t cols, uint64_t first,
+                                uint64_t n, unsigned char *dst, qc_error *err)
+{
+    const uint64_t each = qc_dtype_bits(t->dtype) / 8, rows = t->bytes / each / cols;
+    unsigned char row[4096];
+    const uint64_t per_read = sizeof row / each;
+    for (uint64_t k = 0; k < cols; k++) {
+        uint64_t r = first <= k ? 0 : qc_ceil_div_u64(first - k, cols);
+        const uint64_t last = first + n - 1; /* n > 0 */
+        const uint64_t end = last < k ? 0 : (last - k) / cols + 1;
+        while (r < end) {
+            const uint64_t count = qc_min_u64(end - r, per_read);
+            QC_TRY(qc_check_interrupted(err));
+            QC_TRY(qc_checkpoint_read(model, cursor, t, (k * rows + r) * each, row,
+                                      (size_t)(count * each), err));
+            for (uint64_t i = 0; i < count; i++)
+                memcpy(dst + ((r + i) * cols + k - first) * each, row + i * each, (size_t)each);
+            r += count;
+        }
+    }
+    return QC_OK;
 }
 
 /* Reads elements [first, first + n), which are whole rows of the last dimension, as they lie. */

@@ -62,26 +62,19 @@ QC_NODISCARD qc_status qc_against_match(qc_against *a, qc_error *err);
 
 /* ---- against_read.c: weights of MODEL and of OUT, in OUT's order ---- */
 
-/* It grows to what one step needs. */
-typedef struct {
-    void *data;
-    size_t room;
-} qc_against_buffer;
-
 struct qc_against_scratch {
     qc_against *a;
     qc_against_scratch *next;
     qc_weight_reader model, output;
     qc_digest_state *hash;
     /* The first three may hold the source of what is checked. */
-    qc_against_buffer raw, turned, cast, codes, slack;
+    qc_buffer raw, turned, cast, codes, slack;
     qc_check_scratch *check;
 };
 
 QC_NODISCARD qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err);
 void qc_against_give(qc_against_scratch *s);
 void qc_against_scratch_destroy(qc_against_scratch *s); /* s is a list; NULL is fine */
-QC_NODISCARD qc_status qc_against_room(qc_against_buffer *b, uint64_t bytes, qc_error *err);
 
 /* Returns the type that qc_against_read gives: the source's, or F32 where the source is coded. */
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t);

@@ -207,7 +207,7 @@ static qc_status read_ours(qc_against *a, qc_against_scratch *s, const qc_agains
         memcpy(out, values, (size_t)n * sizeof *out);
         return QC_OK;
     }
-    QC_TRY(qc_against_room(&s->raw, n * 8, err));
+    QC_TRY(qc_buffer_room(&s->raw, n, 8, err));
     QC_TRY(qc_checkpoint_read(c, s->output.codes, &c->tensors[t->out_tensor], 0, s->raw.data,
                               (size_t)(n * (qc_dtype_bits(t->row.dtype) / 8)), err));
     a->ops->cast(s->raw.data, t->row.dtype, n, out, QC_DTYPE_F32, &overflow);

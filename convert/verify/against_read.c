@@ -64,20 +64,6 @@ void qc_against_scratch_destroy(qc_against_scratch *s)
     }
 }
 
-qc_status qc_against_room(qc_against_buffer *b, uint64_t bytes, qc_error *err)
-{
-    size_t want = 0;
-    if (b->data && bytes <= b->room)
-        return QC_OK;
-    if (qc_u64_to_size(bytes, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large");
-    qc_free(b->data);
-    b->room = 0;
-    QC_TRY(qc_malloc_aligned(&b->data, 64, want, err));
-    b->room = want;
-    return QC_OK;
-}
-
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t)
 {
     return t->coded || t->packed ? QC_DTYPE_F32 : t->row.source_dtype;
@@ -102,7 +88,7 @@ static uint64_t step_elems(const qc_against_tensor *t)
 static qc_status read_scales(qc_against_scratch *s, const qc_stored_weight *w, uint64_t first,
                              uint64_t n, const float **out, qc_error *err)
 {
-    QC_TRY(qc_against_room(&s->slack, qc_sat_mul(n, sizeof(float)), err));
+    QC_TRY(qc_buffer_room(&s->slack, n, sizeof(float), err));
     QC_TRY(qc_weight_scales(&s->output, w, first, n, out, err));
     const float *nested = s->output.nested.data;
     float *slack = s->slack.data;
@@ -120,34 +106,6 @@ static qc_status read_scales(qc_against_scratch *s, const qc_stored_weight *w, u
 
 /* ---- the other way around -------------------------------------------------------------------- */
 
-/* Reads elements [first, first + n) of a matrix that is [rows, cols] in OUT and [cols, rows] in
- * MODEL, with `each` bytes per element. For each stored row, it reads neighbouring elements at once
- * and scatters them. */
-static qc_status read_turned(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
-                             uint64_t n, qc_error *err)
-{
-    const qc_checkpoint_tensor *from = &s->a->model->tensors[t->model_tensor];
-    uint64_t each = qc_dtype_bits(from->dtype) / 8;
-    uint64_t cols = t->row.dims[t->row.ndim - 1], rows = t->row.dims[t->row.ndim - 2];
-    uint64_t top = first / cols, bottom = (first + n - 1) / cols, wide = bottom - top + 1;
-    QC_TRY(qc_against_room(&s->turned, qc_sat_mul(n, each), err));
-    QC_TRY(qc_against_room(&s->raw, qc_sat_mul(wide, each), err));
-    unsigned char *dst = s->turned.data;
-    for (uint64_t k = 0; k < cols; k++) {
-        /* The rows of OUT in which column k belongs to the stretch. */
-        uint64_t r0 = top + (top * cols + k < first), r1 = bottom + 1;
-        r1 -= bottom * cols + k >= first + n;
-        if (r0 >= r1)
-            continue;
-        QC_TRY(qc_checkpoint_read(s->a->model, s->model.codes, from, (k * rows + r0) * each,
-                                  s->raw.data, (size_t)((r1 - r0) * each), err));
-        const unsigned char *raw = s->raw.data;
-        for (uint64_t r = r0; r < r1; r++)
-            memcpy(dst + (r * cols + k - first) * each, raw + (r - r0) * each, (size_t)each);
-    }
-    return QC_OK;
-}
-
 /* Decodes elements [first, first + n) of MODEL's coded or quantized weight to floats, in its own
  * order. */
 static qc_status read_decoded(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
@@ -164,7 +122,7 @@ static qc_status read_decoded_turned(qc_against_scratch *s, const qc_against_ten
     uint64_t wide = t->row.dims[t->row.ndim - 1];  /* OUT's columns, which are stored rows */
     uint64_t depth = t->row.dims[t->row.ndim - 2]; /* OUT's rows, which are stored columns */
     uint64_t matrix = wide * depth;
-    QC_TRY(qc_against_room(&s->turned, qc_sat_mul(n, sizeof(float)), err));
+    QC_TRY(qc_buffer_room(&s->turned, n, sizeof(float), err));
     float *dst = s->turned.data;
     for (uint64_t at = first; at < first + n;) {
         uint64_t expert = at / matrix, end = (expert + 1) * matrix;
@@ -209,10 +167,12 @@ qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t, uin
         return QC_OK;
     }
     if (t->row.transpose) {
-        QC_TRY(read_turned(s, t, first, n, err));
+        QC_TRY(qc_buffer_room(&s->turned, n, each, err));
+        QC_TRY(qc_weight_read_turned(s->a->model, s->model.codes, from,
+                                     t->row.dims[t->row.ndim - 1], first, n, s->turned.data, err));
         *out = s->turned.data;
     } else {
-        QC_TRY(qc_against_room(&s->raw, qc_sat_mul(n, each), err));
+        QC_TRY(qc_buffer_room(&s->raw, n, each, err));
         QC_TRY(qc_checkpoint_read(s->a->model, s->model.codes, from, first * each, s->raw.data,
                                   (size_t)(n * each), err));
         *out = s->raw.data;
@@ -255,7 +215,7 @@ static qc_status take_bytes(work *w, uint64_t begin, uint64_t end, int compare, 
     for (uint64_t at = begin, n = 0; at < end; at += n) {
         n = end - at < STEP_BYTES ? end - at : STEP_BYTES;
         QC_TRY(qc_check_interrupted(err));
-        QC_TRY(qc_against_room(&w->s->raw, n, err));
+        QC_TRY(qc_buffer_room(&w->s->raw, n, 1, err));
         QC_TRY(
             qc_checkpoint_read(model, w->s->model.codes, from, at, w->s->raw.data, (size_t)n, err));
         if (w->t->sources)
@@ -276,7 +236,7 @@ static qc_status compare_cast(work *w, qc_error *err)
         const void *source = NULL;
         QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_against_read(w->s, w->t, first, n, w->hash, &source, err));
-        QC_TRY(qc_against_room(&w->s->cast, n * each, err));
+        QC_TRY(qc_buffer_room(&w->s->cast, n, each, err));
         ops->cast(source, qc_against_read_dtype(w->t), n, w->s->cast.data, w->t->row.dtype,
                   &overflow);
         first_difference(w, w->s->cast.data, (first - begin) * each, n * each);
@@ -296,7 +256,7 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     const float *scales = w->scales + skip, *slack = (const float *)s->slack.data + skip;
     if (!t->coded && t->through != dtype) {
         uint64_t overflow = 0;
-        QC_TRY(qc_against_room(&s->cast, n * (qc_dtype_bits(t->through) / 8), err));
+        QC_TRY(qc_buffer_room(&s->cast, n, (qc_dtype_bits(t->through) / 8), err));
         ops->cast(source, dtype, n, s->cast.data, t->through, &overflow);
         source = s->cast.data;
         dtype = t->through;
@@ -305,7 +265,7 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
         qc_check_blocks(ops, &t->check, source, dtype, n, codes, scales, slack, s->check, sums);
         return QC_OK;
     }
-    QC_TRY(qc_against_room(&s->codes, t->cols, err));
+    QC_TRY(qc_buffer_room(&s->codes, t->cols, 1, err));
     qc_check_rows(ops, &t->check, source, dtype, n / t->cols, (const int8_t *)codes, scales,
                   s->codes.data, s->check, sums);
     return QC_OK;
