@@ -54,13 +54,13 @@ QC_NODISCARD qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_sourc
 QC_NODISCARD qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w,
                                         uint64_t first, uint64_t n, const float **out,
                                         qc_error *err);
-/* Reads elements [first, first + n), n > 0, of a matrix of `cols` columns that lies transposed in t,
- * in t's dtype. */
+/* Reads elements [first, first + n), n > 0, of a matrix of `cols` columns that lies turned in t, in
+ * its dtype. */
 QC_NODISCARD qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,
                                              const qc_checkpoint_tensor *t, uint64_t cols,
                                              uint64_t first, uint64_t n, unsigned char *dst,
                                              qc_error *err);
-/* Reads scales [first, first + n) in the same way. Where they are quantized themselves, r->nested has
+/* Reads scales [first, first + n) in the same way. Where they are quantized, too, r->nested has
  * their own scales, from that of the first on. */
 QC_NODISCARD qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w,
                                         uint64_t first, uint64_t n, const float **out,
