@@ -9,6 +9,8 @@
 #include <malloc.h>
 #endif
 
+#define BUFFER_ALIGN 64u
+
 static atomic_uint_fast64_t alloc_tried;
 static atomic_uint_fast64_t alloc_fail_from;
 static atomic_int alloc_fail_persistent;
@@ -94,6 +96,21 @@ qc_status(qc_malloc_aligned)(void *out, size_t alignment, size_t bytes, qc_error
     store(out, p);
     if (!p)
         QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu bytes", bytes);
+    return QC_OK;
+}
+
+qc_status qc_buffer_room(qc_buffer *b, uint64_t count, uint64_t bytes_each, qc_error *err)
+{
+    size_t want = 0;
+    uint64_t bytes = 0;
+    if (qc_mul_u64(count, bytes_each, &bytes) || qc_u64_to_size(bytes, &want))
+        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
+    if (b->data && want <= b->room)
+        return QC_OK;
+    qc_free(b->data);
+    *b = (qc_buffer){0};
+    QC_TRY((qc_malloc_aligned)(&b->data, BUFFER_ALIGN, want, err));
+    b->room = want;
     return QC_OK;
 }
 

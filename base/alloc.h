@@ -27,6 +27,16 @@ QC_NODISCARD qc_status qc_malloc_aligned(void *out, size_t alignment, size_t byt
     qc_malloc_aligned(QC_POINTER_AT(out), alignment, bytes, err)
 QC_NODISCARD qc_status qc_strdup(char **out, const char *s, qc_error *err);
 void qc_free(void *p);
+
+/* Memory that grows to what one use of it needs. Zeros are an empty one; free data. */
+typedef struct {
+    void *data; /* aligned to 64 bytes */
+    size_t room;
+} qc_buffer;
+/* Makes room for this many elements. Where the buffer grows, what it held is lost. */
+QC_NODISCARD qc_status qc_buffer_room(qc_buffer *b, uint64_t count, uint64_t bytes_each,
+                                      qc_error *err);
+
 /* Gives freed memory back to the system, as far as the C library does that. Call it between a phase
  * that allocated and freed much and one that lasts long. */
 void qc_alloc_trim(void);

@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "formats/file_io.h"
 #include "formats/json_writer.h"
-#include "formats/safetensors_header.h"
+#include "tests/fixtures/st_header.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -91,7 +91,7 @@ static qc_status write_shard(qc_arena *a, const char *dir, const char *name, qc_
     }
     qc_strbuf_init(&header, QC_ST_MAX_HEADER_BYTES + 8);
     QC_TRY(qc_path_join(a, &path, dir, name, err));
-    QC_TRY(qc_st_header_build(&header, tensors, count, &meta, 1, err));
+    QC_TRY(st_header_build(&header, tensors, count, &meta, 1, err));
     qc_file f = QC_FILE_CLOSED;
     QC_TRY(qc_file_create(&f, path, err));
     QC_TRY(qc_file_pwrite(&f, header.data, header.len, 0, err));

@@ -4,6 +4,7 @@
 #include "base/random.h"
 #include "convert/known/known_models.h"
 #include "formats/json_writer.h"
+#include "tests/fixtures/st_header.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -260,7 +261,7 @@ static qc_status lay_out_shard(qc_synth_model *m, qc_synth_file *f, qc_st_tensor
     f->tensors = t;
     f->tensor_count = count;
     qc_strbuf_init(&f->head, HEAD_LIMIT);
-    QC_TRY(qc_st_header_build(&f->head, t, count, &meta, 1, err));
+    QC_TRY(st_header_build(&f->head, t, count, &meta, 1, err));
     f->bytes = f->head.len + at;
     m->tensor_bytes += at;
     return QC_OK;

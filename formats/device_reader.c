@@ -1,23 +1,18 @@
-/* A load has three steps: it opens the device's shards and finds their frames, then a team reads
- * one frame after the other, and whoever reads a tensor's last frame checks the tensor and hands it
- * on. */
+/* A load is a run over the frames of a device (formats/output_frames.h): whoever reads a tensor's
+ * first frame asks where it goes, and whoever reads its last one checks it and hands it on. */
 #include "formats/device_reader.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
 #include "base/workers.h"
-#include "formats/manifest_header.h"
+#include "formats/output_frames.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ONLY_DEVICE    "all"
-#define STORED_SUFFIX  ".zst"
-#define FRAME_ALIGN    4096u
-#define STEP_BYTES     (512u << 10) /* read at once, then hashed in the L2 cache */
-#define RAW_FROM_BYTES (256u << 10) /* smaller frames: one read and a cheap copy */
 #define NAMES_IN_ERROR 16u
 
 typedef struct {
@@ -35,7 +30,6 @@ struct qc_reader {
     const char *dir;
     qc_manifest m;
     qc_reader_tensor *tensors; /* parallel to the manifest's */
-    const char **files;        /* per shard: its name on disk */
     named_tensor *by_name;     /* sorted */
     device_entry *devices;
     size_t device_count;
@@ -48,11 +42,12 @@ struct qc_reader {
 static qc_status list_tensors(qc_reader *r, qc_error *err)
 {
     const qc_manifest *m = &r->m;
+    const char **files = NULL; /* per shard: its name on disk */
     QC_TRY(qc_arena_alloc(&r->arena, &r->by_name, m->tensor_count, sizeof *r->by_name, err));
-    QC_TRY(qc_arena_alloc(&r->arena, &r->files, m->shard_count, sizeof *r->files, err));
+    QC_TRY(qc_arena_alloc(&r->arena, &files, m->shard_count, sizeof *files, err));
     for (size_t i = 0; i < m->shard_count; i++)
-        QC_TRY(qc_arena_printf(&r->arena, &r->files[i], err, "%s%s", m->shards[i].name,
-                               m->compressed ? STORED_SUFFIX : ""));
+        QC_TRY(qc_arena_printf(&r->arena, &files[i], err, "%s%s", m->shards[i].name,
+                               qc_manifest_ending(m)));
     QC_TRY(qc_arena_alloc(&r->arena, &r->tensors, m->tensor_count, sizeof *r->tensors, err));
     for (size_t i = 0; i < m->tensor_count; i++) {
         const qc_manifest_tensor *t = &m->tensors[i];
@@ -62,7 +57,7 @@ static qc_status list_tensors(qc_reader *r, qc_error *err)
                                   .dtype = t->dtype,
                                   .ndim = t->ndim,
                                   .bytes = t->end - t->begin,
-                                  .shard = r->files[t->shard]};
+                                  .shard = files[t->shard]};
         memcpy(out->dims, t->dims, sizeof out->dims);
         r->by_name[i] = (named_tensor){t->name, (uint32_t)i};
     }
@@ -200,37 +195,20 @@ const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *na
     return &r->tensors[found->tensor];
 }
 
-/* ---- Frames --------------------------------------------------------------------------------- */
-
-/* One frame (compressed) or one piece (plain) of a tensor. */
-typedef struct {
-    uint64_t stored_offset; /* in the file */
-    uint64_t content_at;    /* in its tensor */
-    uint32_t stored_bytes, content_bytes;
-    qc_digest digest; /* of its stored bytes, once they were read */
-} unit;
+/* ---- Loading -------------------------------------------------------------------------------- */
 
 /* A tensor on its way. */
 typedef struct {
     void *dst;
     atomic_int placed; /* dst is set */
-    atomic_uint left;  /* units to come */
-    size_t first_unit;
-    uint32_t unit_count;
+    atomic_uint left;  /* frames to come */
 } slot;
 
 typedef struct {
-    const qc_reader *r;
     const device_entry *e;
     const qc_reader_options *options;
-    qc_file *files; /* per shard of the device */
-    slot *slots;    /* per tensor of the device */
-    unit *units;
-    uint32_t *owner; /* per unit: its slot */
-    size_t unit_count;
-    size_t max_stored;
-    unsigned threads;
-    atomic_size_t next;
+    qc_output_frames frames;
+    slot *slots; /* per tensor of the device */
     atomic_int failed;
     pthread_mutex_t lock;  /* protects the next two; a leaf lock */
     pthread_cond_t placed; /* signalled when a place() returned or the load failed */
@@ -238,142 +216,26 @@ typedef struct {
     int refused;           /* a place() gave no memory, so it is not asked again */
 } load;
 
-static const qc_manifest_tensor *manifest_tensor(const load *l, size_t tensor)
+/* Opens all shards before it lists their frames, so that a missing one is found first. */
+static qc_status find_frames(qc_output_frames *f, const qc_reader *r, const device_entry *e,
+                             qc_error *err)
 {
-    return &l->r->m.tensors[l->e->first_tensor + tensor];
-}
-
-static const char *file_of(const load *l, size_t tensor)
-{
-    return l->r->files[manifest_tensor(l, tensor)->shard];
-}
-
-static void add_unit(load *l, size_t tensor, uint64_t offset, uint64_t at, uint32_t stored,
-                     uint32_t content)
-{
-    l->owner[l->unit_count] = (uint32_t)tensor;
-    l->units[l->unit_count++] = (unit){
-
-        .stored_offset = offset,
-        .content_at = at,
-        .stored_bytes = stored,
-        .content_bytes = content};
-    if (stored > l->max_stored)
-        l->max_stored = stored;
-}
-
-static void add_plain(load *l, size_t tensor, uint64_t header_bytes)
-{
-    const qc_manifest_tensor *t = manifest_tensor(l, tensor);
-    uint64_t bytes = t->end - t->begin;
-    for (uint64_t at = 0; at < bytes; at += t->piece_bytes) {
-        uint64_t left = bytes - at;
-        uint32_t n = (uint32_t)qc_min_u64(left, t->piece_bytes);
-        add_unit(l, tensor, header_bytes + t->begin + at, at, n, n);
-    }
-}
-
-static qc_status add_frames(load *l, size_t shard, size_t first, size_t end, qc_error *err)
-{
-    const device_entry *e = l->e;
-    qc_shard_frames f;
-    QC_TRY(qc_shard_frames_read(&f, &l->files[shard], &l->r->m, e->first_shard + shard,
-                                e->first_tensor + first, e->first_tensor + end, err));
-    qc_status st = qc_shard_header_check(&l->files[shard], &l->r->m, e->first_shard + shard,
-                                         e->first_tensor + first, e->first_tensor + end, &f, err);
-    if (st != QC_OK) {
-        qc_shard_frames_deinit(&f);
-        return st;
-    }
-    const qc_frame *next = f.table.frames + f.header_frames;
-    for (size_t i = first; i < end; i++) {
-        uint64_t at = 0;
-        for (uint32_t k = 0; k < l->slots[i].unit_count; k++, next++) {
-            add_unit(l, i, next->stored_offset, at, next->stored_bytes, next->content_bytes);
-            at += next->content_bytes;
-        }
-    }
-    qc_shard_frames_deinit(&f);
-    return QC_OK;
-}
-
-static qc_status open_shard(load *l, size_t shard, qc_error *err)
-{
-    const qc_reader *r = l->r;
-    const qc_manifest_shard *s = &r->m.shards[l->e->first_shard + shard];
-    qc_file *file = &l->files[shard];
-    qc_strbuf path;
-    qc_path_kind kind = QC_PATH_MISSING;
-    uint64_t bytes = 0, want = r->m.compressed ? s->file_bytes : s->content_bytes;
-    qc_strbuf_init(&path, (size_t)1 << 20);
-    qc_status st = qc_strbuf_addf(&path, err, "%s/%s", r->dir, r->files[l->e->first_shard + shard]);
-    if (st == QC_OK)
-        st = qc_path_stat(path.data, &kind, &bytes, err);
-    if (st == QC_OK && kind != QC_PATH_FILE)
-        st = QC_ERROR(err, QC_ERR_CHECK, "%s: the shard is missing; device '%s' needs it",
-                      path.data, l->e->device.name);
-    if (st == QC_OK && bytes != want)
-        st = QC_ERROR(err, QC_ERR_CHECK, "%s: expected %" PRIu64 " bytes, found %" PRIu64,
-                      path.data, want, bytes);
-    if (st == QC_OK)
-        st = qc_file_open_read(file, path.data, err);
-    qc_strbuf_deinit(&path);
-    return st;
-}
-
-/* Tensors first <= .. < end of the device lie in this shard of the device. */
-static qc_status list_units(load *l, size_t shard, size_t first, size_t end, qc_error *err)
-{
-    const qc_manifest *m = &l->r->m;
-    if (m->compressed)
-        return add_frames(l, shard, first, end, err);
-    const device_entry *e = l->e;
-    QC_TRY(qc_shard_header_check(&l->files[shard], m, e->first_shard + shard,
-                                 e->first_tensor + first, e->first_tensor + end, NULL, err));
-    for (size_t i = first; i < end; i++)
-        add_plain(l, i, m->shards[e->first_shard + shard].header_bytes);
-    return QC_OK;
-}
-
-static qc_status prepare(load *l, qc_error *err)
-{
-    const qc_reader_device *d = &l->e->device;
-    size_t units = 0;
-    QC_TRY(qc_calloc(&l->files, d->shard_count, sizeof *l->files, err));
-    for (size_t i = 0; i < d->shard_count; i++)
-        l->files[i] = QC_FILE_CLOSED;
-    /* This comes first, because the number of units follows from sizes that the files may not
-     * have. */
-    qc_file_allow_many(d->shard_count);
-    for (size_t i = 0; i < d->shard_count; i++)
-        QC_TRY(open_shard(l, i, err));
-    QC_TRY(qc_calloc(&l->slots, d->tensor_count, sizeof *l->slots, err));
-    for (size_t i = 0; i < d->tensor_count; i++) {
-        slot *s = &l->slots[i];
-        s->first_unit = units;
-        s->unit_count = qc_shard_pieces(manifest_tensor(l, i));
-        atomic_init(&s->placed, 0);
-        atomic_init(&s->left, s->unit_count);
-        units += s->unit_count;
-    }
-    QC_TRY(qc_calloc(&l->units, units, sizeof *l->units, err));
-    QC_TRY(qc_calloc(&l->owner, units, sizeof *l->owner, err));
-    size_t first = 0;
-    for (size_t i = 0; i < d->shard_count; i++) {
-        size_t end = first;
-        while (end < d->tensor_count && manifest_tensor(l, end)->shard == l->e->first_shard + i)
-            end++;
-        QC_TRY(list_units(l, i, first, end, err));
-        first = end;
+    const size_t shards = e->device.shard_count;
+    QC_TRY(qc_output_frames_begin(f, r->dir, &r->m, e->first_shard, shards, err));
+    f->device = e->device.name;
+    for (size_t i = 0; i < shards; i++)
+        QC_TRY(qc_output_frames_open(f, i, err));
+    for (size_t i = 0; i < shards; i++) {
+        QC_TRY(qc_output_frames_list(f, i, err));
+        QC_TRY(qc_output_frames_header(f, i, err));
     }
     return QC_OK;
 }
-
-/* ---- Reading -------------------------------------------------------------------------------- */
 
 /* The first thread that fails tells the caller. */
-static void fail_load(load *l)
+static void fail_load(void *ctx)
 {
+    load *l = ctx;
     if (atomic_exchange(&l->failed, 1))
         return;
     pthread_mutex_lock(&l->lock);
@@ -417,174 +279,75 @@ static qc_status place_tensor(load *l, size_t tensor, qc_error *err)
             t->name, t->shard, t->bytes);
 }
 
-static qc_status check_digest(const load *l, size_t tensor, const qc_digest *pieces, qc_error *err)
+static qc_status check_digest(const qc_output_frames *f, size_t tensor, const qc_digest *pieces,
+                              qc_error *err)
 {
-    const qc_manifest_tensor *m = manifest_tensor(l, tensor);
-    qc_digest root = qc_digest_root(pieces, l->slots[tensor].unit_count);
-    if (!qc_digest_equal(&root, l->r->m.compressed ? &m->stored : &m->content))
-        QC_FAIL(err, QC_ERR_CHECK, "tensor '%s' in %s: its bytes are not those that were written",
-                m->name, file_of(l, tensor));
+    const qc_manifest_tensor *m = qc_output_row(f, tensor);
+    const qc_digest root = qc_digest_root(pieces, f->tensors[tensor].count);
+    if (f->tensors[tensor].count == 0 ||
+        qc_digest_equal(&root, f->m->compressed ? &m->stored : &m->content))
+        return QC_OK;
+    qc_status st = QC_ERROR(err, QC_ERR_CHECK, "its bytes are not those that were written");
+    qc_output_tell_tensor(f, tensor, err);
+    return st;
+}
+
+static qc_status finish_tensor(const load *l, size_t tensor, qc_error *err)
+{
+    const qc_output_frames *f = &l->frames;
+    if (f->stored)
+        QC_TRY(check_digest(f, tensor, f->stored + f->tensors[tensor].first, err));
+    return l->options->done ? l->options->done(l->options->ctx, &l->e->device.tensors[tensor],
+                                               l->slots[tensor].dst, err)
+                            : QC_OK;
+}
+
+static qc_status frame_room(void *ctx, unsigned worker, const qc_output_frame *frame, void **dst,
+                            qc_error *err)
+{
+    load *l = ctx;
+    const qc_reader_options *o = l->options;
+    if (o->pieces)
+        return o->pieces->room(o->ctx, worker, frame->content_bytes, dst, err);
+    QC_TRY(place_tensor(l, frame->tensor, err));
+    *dst = (unsigned char *)l->slots[frame->tensor].dst + frame->at;
     return QC_OK;
 }
 
-static qc_status finish_tensor(load *l, size_t tensor, qc_error *err)
+static qc_status frame_put(void *ctx, unsigned worker, const qc_output_frame *frame, void *content,
+                           qc_error *err)
 {
-    const slot *s = &l->slots[tensor];
-    if (!l->options->skip_digests && s->unit_count > 0) {
-        qc_digest *pieces = NULL;
-        QC_TRY(qc_calloc(&pieces, s->unit_count, sizeof *pieces, err));
-        for (uint32_t i = 0; i < s->unit_count; i++)
-            pieces[i] = l->units[s->first_unit + i].digest;
-        qc_status st = check_digest(l, tensor, pieces, err);
-        qc_free(pieces);
-        QC_TRY(st);
-    }
-    return l->options->done
-               ? l->options->done(l->options->ctx, &l->e->device.tensors[tensor], s->dst, err)
+    load *l = ctx;
+    const qc_reader_options *o = l->options;
+    if (o->pieces)
+        QC_TRY(o->pieces->put(o->ctx, worker, &l->e->device.tensors[frame->tensor], frame->at,
+                              content, frame->content_bytes, err));
+    return atomic_fetch_sub(&l->slots[frame->tensor].left, 1) == 1
+               ? finish_tensor(l, frame->tensor, err)
                : QC_OK;
 }
 
-/* What each thread has of its own. */
-typedef struct {
-    unsigned index;
-    qc_frame_coder *coder; /* NULL if the output is not compressed */
-    void *stored;          /* one frame */
-    qc_digest_state *hash; /* NULL if digests are not wanted */
-} reader_worker;
-
-static qc_status read_and_hash(const reader_worker *w, const qc_file *f, void *dst, size_t bytes,
-                               uint64_t offset, qc_error *err)
+static qc_status load_all(load *l, const qc_reader *r, unsigned threads, qc_error *err)
 {
-    unsigned char *p = dst;
-    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
-        size_t n = qc_min_size(bytes - at, STEP_BYTES);
-        QC_TRY(qc_file_pread(f, p + at, n, offset + at, err));
-        if (w->hash)
-            qc_digest_update(w->hash, p + at, n);
+    static const qc_frames_client client = {
+        .room = frame_room, .put = frame_put, .failed = fail_load, .ahead = 1};
+    const size_t tensors = l->e->device.tensor_count;
+    QC_TRY(find_frames(&l->frames, r, l->e, err));
+    QC_TRY(qc_calloc(&l->slots, tensors, sizeof *l->slots, err));
+    for (size_t i = 0; i < tensors; i++) {
+        atomic_init(&l->slots[i].placed, 0);
+        atomic_init(&l->slots[i].left, l->frames.tensors[i].count);
     }
-    return QC_OK;
-}
-
-/* Reads the content of one of the tensor's units to dst, and sets the unit's digest of what is
- * stored. */
-static qc_status fetch_unit(const load *l, size_t tensor, const reader_worker *w, unit *u,
-                            void *dst, qc_error *err)
-{
-    const qc_file *f = &l->files[manifest_tensor(l, tensor)->shard - l->e->first_shard];
-    int done = 0;
-    qc_status st = QC_OK;
-    if (w->hash)
-        qc_digest_reset(w->hash);
-    if (w->coder && u->content_bytes >= RAW_FROM_BYTES &&
-        u->stored_bytes == qc_raw_frame_bytes(u->content_bytes)) {
-        st = qc_raw_frame_read(&done, f, u->stored_offset, dst, u->content_bytes, w->hash, err);
-        if (w->hash && !done)
-            qc_digest_reset(w->hash);
-    }
-    if (st == QC_OK && !done) {
-        st =
-            read_and_hash(w, f, w->coder ? w->stored : dst, u->stored_bytes, u->stored_offset, err);
-        if (st == QC_OK && w->coder)
-            st = qc_frame_decode(w->coder, w->stored, u->stored_bytes, dst, u->content_bytes, err);
-    }
-    if (st == QC_ERR_INPUT)
-        st = QC_ERROR(err, QC_ERR_CHECK, "a frame cannot be decompressed");
-    if (st == QC_OK && w->hash)
-        u->digest = qc_digest_finish(w->hash);
-    if (st != QC_OK)
-        qc_error_prefix(err, "tensor '%s' in %s", manifest_tensor(l, tensor)->name,
-                        file_of(l, tensor));
-    return st;
-}
-
-static qc_status read_unit(load *l, size_t index, const reader_worker *w, qc_error *err)
-{
-    unit *u = &l->units[index];
-    size_t tensor = l->owner[index];
-    slot *s = &l->slots[tensor];
-    const qc_reader_tensor *t = &l->e->device.tensors[tensor];
-    const qc_reader_pieces *pieces = l->options->pieces;
-    void *dst = NULL;
-    if (pieces) {
-        QC_TRY(pieces->room(l->options->ctx, w->index, u->content_bytes, &dst, err));
-    } else {
-        QC_TRY(place_tensor(l, tensor, err));
-        dst = (unsigned char *)s->dst + u->content_at;
-    }
-    QC_TRY(fetch_unit(l, tensor, w, u, dst, err));
-    if (pieces)
-        QC_TRY(
-            pieces->put(l->options->ctx, w->index, t, u->content_at, dst, u->content_bytes, err));
-    return atomic_fetch_sub(&s->left, 1) == 1 ? finish_tensor(l, tensor, err) : QC_OK;
-}
-
-static qc_status worker_init(reader_worker *w, const load *l, int skip_digests, qc_error *err)
-{
-    if (!skip_digests)
-        QC_TRY(qc_digest_create(&w->hash, err));
-    if (!l->r->m.compressed)
-        return QC_OK;
-    QC_TRY(qc_frame_coder_create(&w->coder, err));
-    if (w->hash)
-        qc_frame_coder_skip_checksums(w->coder);
-    return qc_malloc_aligned(&w->stored, FRAME_ALIGN, l->max_stored, err);
-}
-
-static void worker_deinit(reader_worker *w)
-{
-    qc_free(w->stored);
-    qc_frame_coder_destroy(w->coder);
-    qc_digest_destroy(w->hash);
-}
-
-/* Hints at the units that the team will want next: threads take units in order. */
-static void hint_ahead(const load *l, size_t index)
-{
-    if (index >= l->unit_count)
-        return;
-    const unit *u = &l->units[index];
-    const qc_manifest_tensor *m = manifest_tensor(l, l->owner[index]);
-    qc_file_hint_read_soon(&l->files[m->shard - l->e->first_shard], u->stored_offset,
-                           u->stored_bytes);
-}
-
-static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
-{
-    load *l = ctx;
-    reader_worker w = {.index = index};
-    qc_status st = worker_init(&w, l, l->options->skip_digests, err);
-    while (st == QC_OK) {
-        st = qc_check_stopped(team, err);
-        if (st != QC_OK)
-            break;
-        size_t i = atomic_fetch_add(&l->next, 1);
-        if (i >= l->unit_count)
-            break;
-        hint_ahead(l, i + l->threads);
-        st = read_unit(l, i, &w, err);
-    }
-    if (st != QC_OK)
-        fail_load(l);
-    worker_deinit(&w);
-    return st;
-}
-
-static qc_status load_all(load *l, qc_error *err)
-{
-    QC_TRY(prepare(l, err));
-    for (size_t i = 0; i < l->e->device.tensor_count; i++) {
-        if (l->slots[i].unit_count > 0)
+    for (size_t i = 0; i < tensors; i++) {
+        if (l->frames.tensors[i].count > 0)
             continue;
         if (!l->options->pieces)
             QC_TRY(place_tensor(l, i, err));
         QC_TRY(finish_tensor(l, i, err));
     }
-    if (l->unit_count == 0)
-        return QC_OK;
-    l->threads = qc_min_u32(l->unit_count, l->threads);
-    for (unsigned i = 0; i < l->threads; i++)
-        hint_ahead(l, i);
-    return qc_team_run(l->threads, load_worker, l, err);
+    return qc_output_frames_run(&l->frames, threads,
+                                l->options->skip_digests ? QC_FRAMES_CHECKSUM : QC_FRAMES_STORED,
+                                &client, l, err);
 }
 
 static qc_status check_device(const qc_reader *r, size_t device, qc_error *err)
@@ -593,16 +356,6 @@ static qc_status check_device(const qc_reader *r, size_t device, qc_error *err)
         return QC_OK;
     QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
             r->device_count);
-}
-
-static void release(load *l)
-{
-    for (size_t i = 0; l->files && i < l->e->device.shard_count; i++)
-        qc_file_discard(&l->files[i]);
-    qc_free(l->files);
-    qc_free(l->slots);
-    qc_free(l->owner);
-    qc_free(l->units);
 }
 
 qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_options *options,
@@ -615,31 +368,31 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
     if (!options->place == !options->pieces ||
         (options->pieces && (!options->pieces->room || !options->pieces->put)))
         QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
-    load l = {.r = r,
-              .e = &r->devices[device],
-              .options = options,
-              .threads = options->threads,
-              .max_stored = 1};
-    QC_TRY(qc_threads_wanted(&l.threads, err));
+    load l = {.e = &r->devices[device], .options = options};
+    unsigned threads = options->threads;
+    QC_TRY(qc_threads_wanted(&threads, err));
     if (pthread_mutex_init(&l.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (pthread_cond_init(&l.placed, NULL) != 0) {
         pthread_mutex_destroy(&l.lock);
         QC_FAIL(err, QC_ERR_NOMEM, "a condition could not be made");
     }
-    qc_status st = load_all(&l, err);
+    qc_status st = load_all(&l, r, threads, err);
     if (st != QC_OK)
         fail_load(&l);
     pthread_cond_destroy(&l.placed);
     pthread_mutex_destroy(&l.lock);
-    release(&l);
+    qc_output_frames_deinit(&l.frames);
+    qc_free(l.slots);
     return st;
 }
 
 /* ---- Single tensors ------------------------------------------------------------------------- */
 
 struct qc_reader_shards {
-    load load; /* prepared, and never run */
+    qc_reader *r;
+    const device_entry *e;
+    qc_output_frames frames;
 };
 
 qc_status qc_reader_shards_open(qc_reader_shards **out, const qc_reader *r, size_t device,
@@ -653,10 +406,9 @@ qc_status qc_reader_shards_open(qc_reader_shards **out, const qc_reader *r, size
     QC_TRY(check_device(r, device, err));
     QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
     atomic_fetch_add(&r->self->users, 1);
-    s->load.r = r;
-    s->load.e = &r->devices[device];
-    s->load.max_stored = 1;
-    qc_status st = prepare(&s->load, err);
+    s->r = r->self;
+    s->e = &r->devices[device];
+    qc_status st = find_frames(&s->frames, r, s->e, err);
     if (st == QC_OK)
         *out = s;
     else
@@ -668,8 +420,8 @@ void qc_reader_shards_close(qc_reader_shards *s)
 {
     if (!s)
         return;
-    release(&s->load);
-    qc_reader_close(s->load.r->self);
+    qc_output_frames_deinit(&s->frames);
+    qc_reader_close(s->r);
     qc_free(s);
 }
 
@@ -698,44 +450,32 @@ static int touches(const qc_reader_slice *s, uint64_t at, uint64_t len)
     return row < s->first_row + s->rows && row * s->row_bytes + s->first_byte < end;
 }
 
-static qc_status read_slice(const load *l, size_t index, const reader_worker *w,
-                            const qc_reader_slice *slice, unsigned char *dst, qc_error *err)
+/* Reads the frames of a tensor that the slice touches. digests gets those of its stored bytes. */
+static qc_status read_frames(qc_frame_reader *r, size_t tensor, const qc_reader_slice *slice,
+                             unsigned char *dst, qc_digest *digests, qc_error *err)
 {
-    const slot *s = &l->slots[index];
-    uint64_t begin = slice->first_row * slice->row_bytes,
-             end = begin + slice->rows * slice->row_bytes;
-    int whole_rows = slice->bytes == slice->row_bytes;
+    const qc_frame_range range = r->f->tensors[tensor];
+    const uint64_t begin = slice->first_row * slice->row_bytes,
+                   end = begin + slice->rows * slice->row_bytes;
+    const int whole_rows = slice->bytes == slice->row_bytes;
     void *content = NULL;
-    QC_TRY(qc_malloc(&content, l->units[s->first_unit].content_bytes, err));
     qc_status st = QC_OK;
-    for (uint32_t i = 0; i < s->unit_count && st == QC_OK; i++) {
-        unit u = l->units[s->first_unit + i];
-        int direct = whole_rows && u.content_at >= begin && u.content_bytes <= end - u.content_at;
-        if (!touches(slice, u.content_at, u.content_bytes))
+    for (uint32_t i = 0; i < range.count && st == QC_OK; i++) {
+        const qc_output_frame *x = &r->f->frames[range.first + i];
+        int direct = whole_rows && x->at >= begin && x->content_bytes <= end - x->at;
+        if (!touches(slice, x->at, x->content_bytes))
             continue;
-        st = fetch_unit(l, index, w, &u, direct ? dst + (u.content_at - begin) : content, err);
-        if (st == QC_OK && !direct)
-            copy_slice(dst, slice, content, u.content_at, u.content_bytes);
+        if (!direct && !content) /* the first frame of a tensor is the largest */
+            st = qc_malloc(&content, r->f->frames[range.first].content_bytes, err);
+        if (st == QC_OK)
+            st = qc_frame_read(r, range.first + i, direct ? dst + (x->at - begin) : content,
+                               &digests[i], NULL, err);
+        if (st != QC_OK)
+            qc_output_tell_tensor(r->f, tensor, err);
+        else if (!direct)
+            copy_slice(dst, slice, content, x->at, x->content_bytes);
     }
     qc_free(content);
-    return st;
-}
-
-static qc_status read_whole(const load *l, size_t index, const reader_worker *w, unsigned char *dst,
-                            qc_error *err)
-{
-    const slot *s = &l->slots[index];
-    qc_digest *pieces = NULL;
-    QC_TRY(qc_calloc(&pieces, (size_t)s->unit_count + 1, sizeof *pieces, err));
-    qc_status st = QC_OK;
-    for (uint32_t i = 0; i < s->unit_count && st == QC_OK; i++) {
-        unit u = l->units[s->first_unit + i];
-        st = fetch_unit(l, index, w, &u, dst + u.content_at, err);
-        pieces[i] = u.digest;
-    }
-    if (st == QC_OK && s->unit_count > 0)
-        st = check_digest(l, index, pieces, err);
-    qc_free(pieces);
     return st;
 }
 
@@ -762,24 +502,31 @@ qc_status qc_reader_read(const qc_reader_shards *s, size_t index, const qc_reade
 {
     if (!s)
         QC_FAIL(err, QC_ERR_USAGE, "qc_reader_read: the shards are NULL");
-    const load *l = &s->load;
-    const qc_reader_device *d = &l->e->device;
+    const qc_reader_device *d = &s->e->device;
     if (index >= d->tensor_count)
         QC_FAIL(err, QC_ERR_USAGE, "%s: there is no tensor number %zu on device '%s'; it has %zu",
-                l->r->dir, index, d->name, d->tensor_count);
+                s->r->dir, index, d->name, d->tensor_count);
     const qc_reader_tensor *t = &d->tensors[index];
+    const qc_reader_slice all = {.row_bytes = t->bytes, .rows = 1, .bytes = t->bytes};
     if (slice)
-        QC_TRY(check_slice(l->r, t, slice, err));
+        QC_TRY(check_slice(s->r, t, slice, err));
     uint64_t bytes = slice ? slice->rows * slice->bytes : t->bytes;
-    if (!dst && bytes > 0)
-        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_read: dst is NULL");
-    if (slice && bytes == 0)
+    if (bytes == 0)
         return QC_OK;
-    reader_worker w = {0};
+    if (!dst)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_read: dst is NULL");
+    qc_frame_reader r;
+    qc_digest *digests = NULL;
     /* Frames have no digest of their own, so those of a slice have their checksums looked at. */
-    qc_status st = worker_init(&w, l, slice != NULL, err);
+    qc_status st =
+        qc_frame_reader_init(&r, &s->frames, slice ? QC_FRAMES_CHECKSUM : QC_FRAMES_STORED, err);
     if (st == QC_OK)
-        st = slice ? read_slice(l, index, &w, slice, dst, err) : read_whole(l, index, &w, dst, err);
-    worker_deinit(&w);
+        st = qc_calloc(&digests, s->frames.tensors[index].count, sizeof *digests, err);
+    if (st == QC_OK)
+        st = read_frames(&r, index, slice ? slice : &all, dst, digests, err);
+    if (st == QC_OK && !slice)
+        st = check_digest(&s->frames, index, digests, err);
+    qc_free(digests);
+    qc_frame_reader_deinit(&r);
     return st;
 }

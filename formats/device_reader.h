@@ -9,8 +9,8 @@
  * A load opens no shard of another device, so those may lie on another machine. An output made
  * without --vram has one device, "all". Compressed and plain outputs are read alike.
  *
- * Memory: the manifest takes 0.4 KB a tensor, with names of 50 bytes. A load takes 44 bytes a frame
- * and 32 a tensor, the header of one shard before that, and one compressed frame a thread (at most
+ * Memory: the manifest takes 0.4 KB a tensor, with names of 50 bytes. A load takes 48 bytes a frame
+ * and 24 a tensor, the header of one shard before that, and one compressed frame a thread (at most
  * 16 MiB, 8 as qconv writes them). No tensor is ever held twice. Stored frames, which are most of
  * an NF4 output, are read straight to their place.
  *
@@ -122,7 +122,7 @@ QC_API QC_NODISCARD qc_status qc_reader_load(const qc_reader *r, size_t device,
 QC_API const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *name,
                                                      size_t *device, size_t *index);
 
-/* The open shards of one device, from which single tensors are read, whole or in part. It takes 44
+/* The open shards of one device, from which single tensors are read, whole or in part. It takes 32
  * bytes a frame and a file descriptor a shard. Several threads may read from it at once. Closing
  * the reader first is fine: its memory goes with the last shards. Opening checks the same as a load
  * does before its first tensor, with the same errors. */

@@ -173,6 +173,11 @@ QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, q
 /* Writes the same text to an opened file, bit by bit; the caller finishes it. */
 QC_NODISCARD qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out,
                                               qc_error *err);
+/* What the file of a shard has behind the shard's name: ".zst" or "". */
+static inline const char *qc_manifest_ending(const qc_manifest *m)
+{
+    return m->compressed ? ".zst" : "";
+}
 /* Makes m the manifest that the output would have, had nothing been compressed. */
 void qc_manifest_make_plain(qc_manifest *m);
 /* Gives row i of m: from m->tensors, or made anew in *room. */

@@ -3,7 +3,6 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/text.h"
-#include "formats/shard_layout.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,15 +31,10 @@ static const char *place_text(char out[PLACE_BYTES], qc_dtype dtype, const uint6
     return out;
 }
 
-static const char *ending(const qc_manifest *m)
-{
-    return m->compressed ? ".zst" : "";
-}
-
 static qc_status fail_on_one_side(const qc_manifest *m, const char *shard, const char *name,
                                   int listed, qc_error *err)
 {
-    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s", shard, ending(m),
+    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s", shard, qc_manifest_ending(m),
             NAME_SHOWN_BYTES, name,
             listed ? "in the manifest, but not in the header"
                    : "in the header, but not in the manifest");
@@ -54,12 +48,12 @@ static qc_status compare(const qc_manifest *m, const qc_manifest_tensor *t,
     if (strcmp(m->shards[t->shard].name, found->shard) != 0)
         QC_FAIL(err, QC_ERR_CHECK,
                 "header of %s%s: tensor '%.*s' is in %s according to the manifest", found->shard,
-                ending(m), NAME_SHOWN_BYTES, t->name, m->shards[t->shard].name);
+                qc_manifest_ending(m), NAME_SHOWN_BYTES, t->name, m->shards[t->shard].name);
     if (t->dtype == h->dtype && t->ndim == h->ndim && t->begin == h->begin && t->end == h->end &&
         memcmp(t->dims, h->dims, t->ndim * sizeof *t->dims) == 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s; the manifest says %s",
-            found->shard, ending(m), NAME_SHOWN_BYTES, t->name,
+            found->shard, qc_manifest_ending(m), NAME_SHOWN_BYTES, t->name,
             place_text(have, h->dtype, h->dims, h->ndim, h->begin),
             place_text(listed, t->dtype, t->dims, t->ndim, t->begin));
 }
@@ -94,29 +88,6 @@ qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end, qc_he
 }
 
 /* ---- The header of a shard ------------------------------------------------------------------ */
-
-static qc_status read_frames(const qc_file *f, const qc_shard_frames *frames, char *dst,
-                             qc_error *err)
-{
-    qc_frame_coder *coder = NULL;
-    void *stored = NULL;
-    qc_status st = qc_frame_coder_create(&coder, err);
-    for (size_t i = 0; st == QC_OK && i < frames->header_frames; i++) {
-        const qc_frame *fr = &frames->table.frames[i];
-        st = qc_malloc(&stored, fr->stored_bytes, err);
-        if (st == QC_OK)
-            st = qc_file_pread(f, stored, fr->stored_bytes, fr->stored_offset, err);
-        if (st == QC_OK)
-            st = qc_frame_decode(coder, stored, fr->stored_bytes, dst + fr->content_offset,
-                                 fr->content_bytes, err);
-        if (st == QC_ERR_INPUT)
-            st = QC_ERROR(err, QC_ERR_CHECK, "a frame cannot be decompressed");
-        qc_free(stored);
-        stored = NULL;
-    }
-    qc_frame_coder_destroy(coder);
-    return st;
-}
 
 /* The text must be the next bytes of the header. Compared bytes are removed from the text except
  * for the last, by which qc_st_header_add knows that a comma comes next. */
@@ -158,23 +129,6 @@ static qc_status is_as_written(int *yes, const char *header, size_t bytes, const
     return st;
 }
 
-static qc_status check_digest(const char *header, const qc_manifest_shard *s, qc_error *err)
-{
-    uint64_t piece = qc_layout_piece_bytes(s->header_bytes, 8);
-    size_t count = 0;
-    qc_digest *pieces = NULL;
-    QC_TRY(qc_calloc(&pieces, (size_t)(s->header_bytes / piece) + 1, sizeof *pieces, err));
-    for (uint64_t at = 0; at < s->header_bytes; at += piece) {
-        uint64_t n = s->header_bytes - at < piece ? s->header_bytes - at : piece;
-        pieces[count++] = qc_digest_bytes(header + at, (size_t)n);
-    }
-    qc_digest root = qc_digest_root(pieces, count);
-    qc_free(pieces);
-    if (!qc_digest_equal(&root, &s->header))
-        QC_FAIL(err, QC_ERR_CHECK, "its bytes are not those that were written");
-    return QC_OK;
-}
-
 typedef struct {
     const qc_st_header *header;
     const char *shard;
@@ -201,7 +155,7 @@ static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t
     if (st == QC_OK)
         st = qc_st_header_parse(&h, header + 8, (size_t)n, s->content_bytes - s->header_bytes, err);
     if (st != QC_OK) {
-        qc_error_prefix(err, "header of %s%s", s->name, ending(m));
+        qc_error_prefix(err, "header of %s%s", s->name, qc_manifest_ending(m));
         return st;
     }
     qsort(h.tensors, h.tensor_count, sizeof *h.tensors, qc_by_text);
@@ -211,25 +165,14 @@ static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t
     return st;
 }
 
-qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t shard, size_t first,
-                                size_t end, const qc_shard_frames *frames, qc_error *err)
+qc_status qc_shard_header_check(const char *header, const qc_digest *digest, const qc_manifest *m,
+                                size_t shard, size_t first, size_t end, qc_error *err)
 {
     const qc_manifest_shard *s = &m->shards[shard];
-    size_t bytes = (size_t)s->header_bytes;
     int yes = 0;
-    char *header = NULL;
-    QC_TRY(qc_malloc(&header, bytes, err));
-    qc_status st =
-        frames ? read_frames(f, frames, header, err) : qc_file_pread(f, header, bytes, 0, err);
-    if (st == QC_OK)
-        st = is_as_written(&yes, header, bytes, m, first, end, err);
-    if (st == QC_OK && !yes)
-        st = check_digest(header, s, err);
-    if (st == QC_ERR_CHECK)
-        qc_error_prefix(err, "header of %s%s", s->name, ending(m));
-    if (st == QC_OK && !yes)
-        st = parse_and_hold(header, m, shard, first, end, err);
-    qc_free(header);
-    /* The header was right when it was written, so it is damaged now. */
-    return qc_status_exit_code(st) == 3 ? qc_error_recode(err, QC_ERR_CHECK) : st;
+    QC_TRY(is_as_written(&yes, header, (size_t)s->header_bytes, m, first, end, err));
+    if (!yes && !qc_digest_equal(digest, &s->header))
+        QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: its bytes are not those that were written",
+                s->name, qc_manifest_ending(m));
+    return yes ? QC_OK : parse_and_hold(header, m, shard, first, end, err);
 }

@@ -2,8 +2,8 @@
  * are, with dtype, shape and place. A manifest whose digest is right may still say something else
  * than the shards do, and then whatever is read by it has the wrong name.
  *
- * Every reader of an output comes through here. verify, unpack and libqconv pass the bytes of each
- * header (qc_shard_header_check); what reads an output as a checkpoint passes the headers that it
+ * Every reader of an output comes through here. Whoever reads frames passes the bytes of each
+ * header (formats/output_frames.c); what reads an output as a checkpoint passes the headers that it
  * has parsed (formats/checkpoint.c).
  * Thread-safe: yes (no shared state). Allocates scratch for one shard at a time. */
 #ifndef QC_FORMATS_MANIFEST_HEADER_H
@@ -11,7 +11,6 @@
 
 #include "formats/manifest.h"
 #include "formats/safetensors_header.h"
-#include "formats/shard_frames.h"
 
 /* Gives what the headers say of their i-th tensor; i counts in bytewise order of names. */
 typedef struct {
@@ -27,12 +26,11 @@ QC_NODISCARD qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size
                                         qc_header_tensor_fn at, const void *ctx, size_t count,
                                         qc_error *err);
 
-/* Does the same for shard m->shards[shard], open as f, whose rows are first <= i < end. frames are
- * those of a compressed shard, or NULL where nothing is compressed. A damaged header is
- * QC_ERR_CHECK too. If the header is exactly what a writer makes of these rows (docs/format.md,
- * section 2.1), nothing is parsed. Allocates the text of the header. */
-QC_NODISCARD qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t shard,
-                                             size_t first, size_t end,
-                                             const qc_shard_frames *frames, qc_error *err);
+/* Does the same for shard m->shards[shard], whose rows are first <= i < end, and whose header is
+ * given with the digest over its pieces. If the header is exactly what a writer makes of these rows
+ * (docs/format.md, section 2.1), nothing is parsed. */
+QC_NODISCARD qc_status qc_shard_header_check(const char *header, const qc_digest *digest,
+                                             const qc_manifest *m, size_t shard, size_t first,
+                                             size_t end, qc_error *err);
 
 #endif

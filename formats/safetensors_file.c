@@ -28,10 +28,8 @@
 
 struct qc_st_cursor {
     qc_frame_coder *coder;
-    void *stored; /* one frame as it lies in the file */
-    size_t stored_cap;
-    void *content; /* one frame decoded: frame number `frame` of opening `serial` */
-    size_t content_cap;
+    qc_buffer stored;  /* one frame as it lies in the file */
+    qc_buffer content; /* one frame decoded: frame number `frame` of opening `serial` */
     uint64_t serial;
     size_t frame;             /* NO_FRAME when there is none */
     qc_direct_reader *direct; /* or NULL */
@@ -59,8 +57,8 @@ void qc_st_cursor_destroy(qc_st_cursor *c)
     if (!c)
         return;
     qc_frame_coder_destroy(c->coder);
-    qc_free(c->stored);
-    qc_free(c->content);
+    qc_free(c->stored.data);
+    qc_free(c->content.data);
     qc_free(c);
 }
 
@@ -79,27 +77,14 @@ static qc_status read_stored(const qc_st_cursor *c, const qc_file *f, void *dst,
     return qc_file_pread(f, dst, len, offset, err);
 }
 
-/* Makes room for at least `want` bytes at *buf; the old contents are lost. */
-static qc_status reserve(void **buf, size_t *cap, size_t want, qc_error *err)
-{
-    if (*cap >= want)
-        return QC_OK;
-    qc_free(*buf);
-    *buf = NULL;
-    *cap = 0;
-    QC_TRY(qc_malloc(buf, want, err));
-    *cap = want;
-    return QC_OK;
-}
-
 static qc_status decode_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, void *dst,
                               qc_error *err)
 {
     const qc_frame *fr = &f->seek.frames[index];
-    QC_TRY(reserve(&c->stored, &c->stored_cap, fr->stored_bytes, err));
-    QC_TRY(read_stored(c, &f->file, c->stored, fr->stored_bytes, fr->stored_offset, err));
+    QC_TRY(qc_buffer_room(&c->stored, fr->stored_bytes, 1, err));
+    QC_TRY(read_stored(c, &f->file, c->stored.data, fr->stored_bytes, fr->stored_offset, err));
     qc_status st =
-        qc_frame_decode(c->coder, c->stored, fr->stored_bytes, dst, fr->content_bytes, err);
+        qc_frame_decode(c->coder, c->stored.data, fr->stored_bytes, dst, fr->content_bytes, err);
     if (st != QC_OK)
         qc_error_prefix(err, "%s: frame %zu at byte %" PRIu64, f->file.path, index,
                         fr->stored_offset);
@@ -112,8 +97,8 @@ static qc_status load_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, 
     if (c->frame == index && c->serial == f->serial)
         return QC_OK;
     c->frame = NO_FRAME;
-    QC_TRY(reserve(&c->content, &c->content_cap, f->seek.frames[index].content_bytes, err));
-    QC_TRY(decode_frame(f, c, index, c->content, err));
+    QC_TRY(qc_buffer_room(&c->content, f->seek.frames[index].content_bytes, 1, err));
+    QC_TRY(decode_frame(f, c, index, c->content.data, err));
     c->frame = index;
     c->serial = f->serial;
     return QC_OK;
@@ -141,7 +126,7 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
             QC_TRY(decode_frame(f, c, i, to, err));
         } else {
             QC_TRY(load_frame(f, c, i, err));
-            memcpy(to, (const unsigned char *)c->content + skip, n);
+            memcpy(to, (const unsigned char *)c->content.data + skip, n);
         }
         to += n;
         offset += n;

@@ -339,15 +339,6 @@ void qc_st_header_forget(qc_st_header *h)
     h->unknown_fields = unknown_fields;
 }
 
-const char *qc_st_header_meta(const qc_st_header *h, const char *key)
-{
-    for (size_t i = 0; i < h->meta_count; i++) {
-        if (strcmp(h->meta[i].key, key) == 0)
-            return h->meta[i].value;
-    }
-    return NULL;
-}
-
 /* ---- building ---- */
 
 int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b)
@@ -451,20 +442,4 @@ qc_status qc_st_header_end(qc_strbuf *out, size_t start, qc_error *err)
     QC_TRY(check_header_bytes(n, err));
     qc_store_le64(out->data + start, n);
     return QC_OK;
-}
-
-qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
-                             const qc_st_meta *meta, size_t meta_count, qc_error *err)
-{
-    size_t start = out->len;
-    qc_status st = qc_st_header_begin(out, meta, meta_count, err);
-    for (size_t i = 0; st == QC_OK && i < count; i++)
-        st = qc_st_header_add(out, &tensors[i], err);
-    if (st == QC_OK)
-        st = qc_st_header_end(out, start, err);
-    if (st != QC_OK && out->data) {
-        out->len = start;
-        out->data[start] = '\0';
-    }
-    return st;
 }

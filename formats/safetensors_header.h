@@ -54,25 +54,19 @@ QC_NODISCARD qc_status qc_st_header_parse(qc_st_header *out, const char *json, s
 void qc_st_header_deinit(qc_st_header *h);
 /* Frees tensors and metadata; data_bytes and unknown_fields stay. */
 void qc_st_header_forget(qc_st_header *h);
-/* Returns a metadata value by its key, or NULL. */
-const char *qc_st_header_meta(const qc_st_header *h, const char *key);
-
 /* Compares tensors by their order in a file of the reference writer: dtype descending, then
  * name. */
 int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b);
-/* Appends 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...} compact,
- * like the reference writer's), and spaces up to a multiple of 8. tensors are in file order with
- * begin and end set. QC_ERR_INPUT when the header would exceed the limit. */
-/* These count the bytes instead of writing them: of one tensor, and of a header whose tensors sum
- * up to entry_bytes. qc_st_header_bytes fails as qc_st_header_build does. */
+/* These count the bytes of a header instead of writing them: of one tensor, and of a header whose
+ * tensors sum up to entry_bytes. qc_st_header_bytes fails as qc_st_header_end does. */
 uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t);
 QC_NODISCARD qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, size_t count,
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
-QC_NODISCARD qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
-                                          const qc_st_meta *meta, size_t meta_count, qc_error *err);
-/* These do the same in steps, for tensors that are not all in memory: the beginning, each tensor in
- * order, the end. start is out->len before the first step. After a failure out holds no valid
- * header. */
+/* These append 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...}
+ * compact, like the reference writer's), and spaces up to a multiple of 8. First comes the
+ * beginning, then each tensor in file order with begin and end set, then the end. start is out->len
+ * before the first step. QC_ERR_INPUT when the header would exceed the limit; after a failure out
+ * holds no valid header. */
 QC_NODISCARD qc_status qc_st_header_begin(qc_strbuf *out, const qc_st_meta *meta, size_t meta_count,
                                           qc_error *err);
 QC_NODISCARD qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err);

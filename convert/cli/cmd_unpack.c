@@ -29,17 +29,21 @@ typedef struct {
 
 /* Shards are opened when their first bytes come and closed with their last, so that any number of
  * them needs few file descriptors. */
-static qc_status write_piece(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
-                             size_t len, qc_error *err)
+static qc_status write_frame(void *ctx, const qc_output_frame *frame, const void *content,
+                             qc_error *err)
 {
     unpacker *u = ctx;
+    const uint32_t shard = frame->shard, len = frame->content_bytes;
+    uint64_t offset = frame->at;
     qc_status st = QC_OK;
+    if (frame->tensor != QC_HEADER_FRAME)
+        offset += u->m->shards[shard].header_bytes + u->m->tensors[frame->tensor].begin;
     pthread_mutex_lock(&u->lock);
     if (u->files[shard].fd < 0)
         st = qc_file_create(&u->files[shard], u->paths[shard], err);
     pthread_mutex_unlock(&u->lock);
     QC_TRY(st);
-    QC_TRY(qc_file_pwrite(&u->files[shard], bytes, len, offset, err));
+    QC_TRY(qc_file_pwrite(&u->files[shard], content, len, offset, err));
     qc_file_hint_write_back(&u->files[shard], offset, len);
     if (atomic_fetch_sub(&u->left[shard], len) == len) {
         QC_TRY(qc_file_sync(&u->files[shard], err));
@@ -128,12 +132,6 @@ static qc_status keep_device(qc_manifest *m, const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-static int compare_index(const void *pa, const void *pb)
-{
-    const qc_index_entry *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
-
 static qc_status index_row(void *ctx, size_t i, qc_index_entry *e, qc_error *err)
 {
     const qc_index_entry *entries = ctx;
@@ -150,7 +148,7 @@ static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
     QC_TRY(qc_arena_alloc(d->arena, &entries, m->tensor_count, sizeof(qc_index_entry), err));
     for (size_t i = 0; i < m->tensor_count; i++)
         entries[i] = (qc_index_entry){m->tensors[i].name, m->shards[m->tensors[i].shard].name};
-    qsort(entries, m->tensor_count, sizeof *entries, compare_index);
+    qsort(entries, m->tensor_count, sizeof *entries, qc_by_text);
     QC_TRY(qc_arena_alloc(d->arena, &m->files, 1, sizeof *m->files, err));
     /* A device may have no shard. Its index is then a name and nothing more. */
     const char *shard = m->shard_count ? m->shards[0].name : "model.safetensors";
@@ -262,7 +260,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     QC_TRY(qc_progress_create(&progress, &o->call, "unpacking", total, err));
     qc_scan_options so = {.threads = o->call.threads,
                           .shards_only = o->device != NULL,
-                          .sink = write_piece,
+                          .sink = write_frame,
                           .sink_ctx = &u,
                           .progress = progress};
     qc_status st = qc_scan_output(result, d->arena, o->call.model, &m, &so, err);

@@ -12,11 +12,6 @@
 
 #define TREE_MAX 1000000u /* files below an output */
 
-static int compare_paths(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* A file that the manifest does not list is no damage, but nobody vouches for it. */
 static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc_error *err)
 {
@@ -28,14 +23,14 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
                           err));
     for (size_t i = 0; i < m->shard_count; i++, n++)
         QC_TRY(qc_arena_printf(o->call.arena, &known[n], err, "%s%s", m->shards[i].name,
-                               m->compressed ? ".zst" : ""));
+                               qc_manifest_ending(m)));
     for (size_t i = 0; i < m->file_count; i++)
         known[n++] = m->files[i].path;
     known[n++] = QC_MANIFEST_NAME;
-    qsort(known, n, sizeof *known, compare_paths);
+    qsort(known, n, sizeof *known, qc_by_text);
     QC_TRY(qc_dir_tree(o->call.arena, o->call.model, TREE_MAX, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
-        if (bsearch(&found[i].path, known, n, sizeof *known, compare_paths))
+        if (bsearch(&found[i].path, known, n, sizeof *known, qc_by_text))
             continue;
         if (strangers++ == 0)
             first = found[i].path;

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/adapter/adapters.h"
 #include "convert/model/expert_split.h"
@@ -88,11 +89,6 @@ static qc_status add(qc_values *v, uint32_t i, const qc_recipe_entry *e, qc_erro
     return QC_OK;
 }
 
-static int compare(const void *a, const void *b)
-{
-    return strcmp(((const entry *)a)->listed.name, ((const entry *)b)->listed.name);
-}
-
 /* Lists the tensors that a conversion to floats writes. */
 static qc_status list(qc_values *v, qc_error *err)
 {
@@ -103,12 +99,12 @@ static qc_status list(qc_values *v, qc_error *err)
     for (uint32_t i = 0; i < (uint32_t)v->model->tensor_count; i++)
         if (recipe.entries[i].scheme != QC_SCHEME_ABSORBED)
             QC_TRY(add(v, i, &recipe.entries[i], err));
-    qsort(v->entries, v->count, sizeof *v->entries, compare);
-    for (size_t i = 1; i < v->count; i++)
-        if (compare(&v->entries[i - 1], &v->entries[i]) == 0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s has '%s' twice: as codes and as it is; remove one of the two",
-                    v->model->path, v->entries[i].listed.name);
+    qsort(v->entries, v->count, sizeof *v->entries, qc_by_text);
+    size_t twice = qc_find_twice(v->entries, v->count, sizeof *v->entries);
+    if (twice)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s has '%s' twice: as codes and as it is; remove one of the two", v->model->path,
+                v->entries[twice].listed.name);
     return QC_OK;
 }
 
@@ -171,7 +167,7 @@ const qc_values_tensor *qc_values_find(const qc_values *v, const char *name, siz
     const entry key = {.listed = {.name = name}};
     if (!v || !name || v->count == 0)
         return NULL;
-    const entry *found = bsearch(&key, v->entries, v->count, sizeof key, compare);
+    const entry *found = bsearch(&key, v->entries, v->count, sizeof key, qc_by_text);
     if (found && index)
         *index = (size_t)(found - v->entries);
     return found ? &found->listed : NULL;

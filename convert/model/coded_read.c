@@ -10,9 +10,9 @@
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s)
 {
-    qc_free(s->codes);
-    qc_free(s->raw);
-    qc_free(s->scales);
+    qc_free(s->codes.data);
+    qc_free(s->raw.data);
+    qc_free(s->scales.data);
     qc_packed_stripe_deinit(&s->stripe);
     *s = (qc_coded_scratch){0};
 }
@@ -20,20 +20,6 @@ void qc_coded_scratch_deinit(qc_coded_scratch *s)
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n)
 {
     return qc_ceil_div_u64(n, 8 / qc_coded_bits(w));
-}
-
-static qc_status reserve(unsigned char **p, size_t *room, uint64_t bytes, qc_error *err)
-{
-    size_t want = 0;
-    if (bytes <= *room)
-        return QC_OK;
-    if (qc_u64_to_size(bytes, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of scales is too large");
-    qc_free(*p);
-    *room = 0;
-    QC_TRY(qc_malloc(p, want, err));
-    *room = want;
-    return QC_OK;
 }
 
 static uint64_t columns_of(const qc_coded_weight *w)
@@ -60,18 +46,18 @@ static qc_status read_codes(const qc_checkpoint *model, qc_st_cursor *cursor,
                             const qc_checkpoint_tensor *t, qc_coded_scratch *s, uint64_t offset,
                             uint64_t bytes, qc_error *err)
 {
-    QC_TRY(reserve(&s->codes, &s->code_room, bytes, err));
+    QC_TRY(qc_buffer_room(&s->codes, bytes, 1, err));
     s->code_bytes = (size_t)bytes;
-    return qc_checkpoint_read(model, cursor, t, offset, s->codes, s->code_bytes, err);
+    return qc_checkpoint_read(model, cursor, t, offset, s->codes.data, s->code_bytes, err);
 }
 
 static qc_status read_raw_scales(const qc_checkpoint *model, qc_st_cursor *cursor,
                                  const qc_coded_weight *w, qc_coded_scratch *s, uint64_t offset,
                                  uint64_t bytes, qc_error *err)
 {
-    QC_TRY(reserve(&s->raw, &s->raw_room, bytes, err));
+    QC_TRY(qc_buffer_room(&s->raw, bytes, 1, err));
     return qc_checkpoint_read(model, s->scales_cursor ? s->scales_cursor : cursor,
-                              &model->tensors[w->scales], offset, s->raw, (size_t)bytes, err);
+                              &model->tensors[w->scales], offset, s->raw.data, (size_t)bytes, err);
 }
 
 /* Reads the rows of tiles that `rows` rows from first_row on touch, as floats, into s->scales. */
@@ -84,24 +70,16 @@ static qc_status read_tile_scales(const qc_checkpoint *model, qc_st_cursor *curs
     uint64_t n = tile_rows * w->tiles_across, each = qc_dtype_bits(dtype) / 8, overflow = 0;
     QC_TRY(read_raw_scales(model, cursor, w, s, first_tile_row * w->tiles_across * each, n * each,
                            err));
-    if (n > s->scale_room) {
-        size_t want = 0;
-        if (qc_u64_to_size(n, &want))
-            QC_FAIL(err, QC_ERR_NOMEM, "a row of scales is too large");
-        qc_free(s->scales);
-        s->scales = NULL;
-        s->scale_room = 0;
-        QC_TRY(qc_realloc_array(&s->scales, want, sizeof *s->scales, err));
-        s->scale_room = want;
-    }
+    QC_TRY(qc_buffer_room(&s->scales, n, sizeof(float), err));
+    float *scales = s->scales.data;
     if (dtype == QC_DTYPE_F8_E8M0) {
         float table[256];
         qc_f8_table(dtype, table);
         for (uint64_t i = 0; i < n; i++)
-            s->scales[i] = table[s->raw[i]];
+            scales[i] = table[((const unsigned char *)s->raw.data)[i]];
         return QC_OK;
     }
-    ops->cast(s->raw, dtype, n, s->scales, QC_DTYPE_F32, &overflow);
+    ops->cast(s->raw.data, dtype, n, scales, QC_DTYPE_F32, &overflow);
     return QC_OK;
 }
 
@@ -121,10 +99,10 @@ static qc_status read_fp8(const qc_checkpoint *model, qc_st_cursor *cursor, cons
     QC_TRY(read_codes(model, cursor, t, s, first, n, err));
     if (w->scales != UINT32_MAX) {
         QC_TRY(read_tile_scales(model, cursor, ops, w, s, top, bottom - top + 1, err));
-        tiles.scales = s->scales;
+        tiles.scales = s->scales.data;
     }
     /* Rows are counted from the first row of tiles that was read. */
-    qc_f8_decode(s->codes, s->table, &tiles, first - top * w->tile_rows * cols, n, out, bad);
+    qc_f8_decode(s->codes.data, s->table, &tiles, first - top * w->tile_rows * cols, n, out, bad);
     return QC_OK;
 }
 
@@ -148,7 +126,7 @@ qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const 
         uint64_t block = first / QC_MXFP4_BLOCK, blocks = n / QC_MXFP4_BLOCK;
         QC_TRY(read_codes(model, cursor, t, s, first / 2, n / 2, err));
         QC_TRY(read_raw_scales(model, cursor, w, s, block, blocks, err));
-        qc_mxfp4_decode(s->codes, s->raw, blocks, out, &bad);
+        qc_mxfp4_decode(s->codes.data, s->raw.data, blocks, out, &bad);
     }
     if (bad != UINT64_MAX)
         return refuse(t, w, first + bad, err);
@@ -166,7 +144,8 @@ qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor
     QC_TRY(read_raw_scales(model, cursor, w, s, first, n, err));
     for (uint64_t r = 0; r < rows; r++) {
         uint64_t block = r * blocks_across + first_col / QC_MXFP4_BLOCK, bad = UINT64_MAX;
-        qc_mxfp4_decode(s->codes + block * QC_MXFP4_BYTES, s->raw + block, cols / QC_MXFP4_BLOCK,
+        qc_mxfp4_decode((const unsigned char *)s->codes.data + block * QC_MXFP4_BYTES,
+                        (const unsigned char *)s->raw.data + block, cols / QC_MXFP4_BLOCK,
                         out + r * cols, &bad);
         if (bad != UINT64_MAX)
             return refuse(t, w, (first_row + r) * columns_of(w) + first_col + bad, err);

@@ -10,13 +10,11 @@
 
 /* The buffers grow to what one read needs: the stored bytes of its elements, and their scales. */
 typedef struct {
-    unsigned char *codes; /* after a read of FP8 or MXFP4: the weight's stored bytes */
-    size_t code_bytes, code_room;
-    unsigned char *raw; /* scales as they are stored */
-    size_t raw_room;
-    float *scales;
-    size_t scale_room;
-    int has_table; /* whether there is a table with the values of table_dtype's codes */
+    qc_buffer codes; /* after a read of FP8 or MXFP4: the weight's stored bytes */
+    size_t code_bytes;
+    qc_buffer raw;    /* scales as they are stored */
+    qc_buffer scales; /* as floats */
+    int has_table;    /* whether there is a table with the values of table_dtype's codes */
     qc_dtype table_dtype;
     float table[256];
     qc_packed_stripe stripe; /* of integers */

@@ -334,16 +334,6 @@ uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use
     return qc_sat_mul(qc_sat_add(bytes, state_bytes(l, use)), use->batch);
 }
 
-uint64_t qc_layer_kv_bytes_next(const qc_geometry *g, uint32_t layer, const qc_kv_use *use)
-{
-    const qc_layer_geometry *l = &g->layers[layer];
-    uint64_t source = g->source_positions ? 0 : bytes_of(l->source_elems, use->kv_bits);
-    if (l->attention == QC_ATTENTION_CROSS ||
-        (l->attention == QC_ATTENTION_SLIDING && use->context >= l->window))
-        return source;
-    return qc_sat_add(position_bytes(l, use), source);
-}
-
 uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use)
 {
     uint64_t total = 0;

@@ -70,9 +70,6 @@ typedef struct {
 /* Returns the bytes of the cache of one layer for the whole use, including states and source. It
  * saturates at UINT64_MAX. */
 uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use *use);
-/* Returns the bytes that one more token of one sequence adds after use->context; 0 once the window
- * is full. */
-uint64_t qc_layer_kv_bytes_next(const qc_geometry *g, uint32_t layer, const qc_kv_use *use);
 /* Returns the bytes of all layers for one token of one sequence before any window is full, without
  * media and states. Where the source is a text, one more token of it is counted too. */
 uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use);

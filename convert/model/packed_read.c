@@ -27,21 +27,6 @@ void qc_packed_stripe_deinit(qc_packed_stripe *s)
     *s = (qc_packed_stripe){0};
 }
 
-static qc_status room(qc_packed_buffer *b, uint64_t count, uint64_t each, qc_error *err)
-{
-    size_t want = 0;
-    uint64_t bytes = qc_sat_mul(count, each);
-    if (b->data && bytes <= b->room)
-        return QC_OK;
-    if (qc_u64_to_size(bytes, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
-    qc_free(b->data);
-    *b = (qc_packed_buffer){0};
-    QC_TRY(qc_malloc(&b->data, want, err));
-    b->room = want;
-    return QC_OK;
-}
-
 static int is_turned(const qc_coded_weight *w)
 {
     return w->coding == QC_CODING_GPTQ || w->coding == QC_CODING_AWQ;
@@ -67,7 +52,7 @@ static qc_status read_columns(const qc_packed_source *src, qc_packed_stripe *s, 
                               uint64_t rows, uint64_t across, uint64_t first, uint64_t count,
                               uint64_t each, qc_error *err)
 {
-    QC_TRY(room(&s->raw, rows, qc_sat_mul(count, each), err));
+    QC_TRY(qc_buffer_room(&s->raw, rows, qc_sat_mul(count, each), err));
     for (uint64_t r = 0; r < rows; r++)
         QC_TRY(read_raw(src, s, tensor, (r * across + first) * each, r * count * each, count * each,
                         err));
@@ -95,7 +80,7 @@ static qc_status load_rows(const qc_packed_source *src, qc_packed_stripe *s, qc_
     uint64_t cols = w->dims[1], words = qc_ceil_div_u64(cols, per_word(w));
     uint64_t row_bytes = w->coding == QC_CODING_INT ? cols : words * WORD_BYTES;
     uint8_t *codes = s->codes.data;
-    QC_TRY(room(&s->raw, s->rows, row_bytes, err));
+    QC_TRY(qc_buffer_room(&s->raw, s->rows, row_bytes, err));
     QC_TRY(read_raw(src, s, index_of(src), s->first_row * row_bytes, 0, s->rows * row_bytes, err));
     const unsigned char *raw = s->raw.data;
     if (w->coding == QC_CODING_INT) {
@@ -180,13 +165,13 @@ static qc_status load_scales(const qc_packed_source *src, qc_packed_stripe *s, q
     uint64_t across = w->tiles_across, each = qc_dtype_bits(dtype) / 8, n = s->rows * across;
     uint64_t overflow = 0, stored = is_single(w) ? 1 : n;
     float *scales = NULL;
-    QC_TRY(room(&s->scales, n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&s->scales, n, sizeof(float), err));
     scales = s->scales.data;
     if (is_turned(w)) {
         QC_TRY(
             read_columns(src, s, w->scales, across, w->dims[0], s->first_row, s->rows, each, err));
     } else {
-        QC_TRY(room(&s->raw, stored, each, err));
+        QC_TRY(qc_buffer_room(&s->raw, stored, each, err));
         QC_TRY(read_raw(src, s, w->scales, is_single(w) ? 0 : s->first_row * across * each, 0,
                         stored * each, err));
     }
@@ -212,7 +197,7 @@ static qc_status load_zero_bytes(const qc_packed_source *src, qc_packed_stripe *
     const qc_coded_weight *w = src->w;
     uint64_t n = s->rows * w->tiles_across, stored = is_single(w) ? 1 : n;
     int16_t *zeros = s->zeros.data;
-    QC_TRY(room(&s->raw, stored, 1, err));
+    QC_TRY(qc_buffer_room(&s->raw, stored, 1, err));
     QC_TRY(read_raw(src, s, w->zeros, is_single(w) ? 0 : s->first_row * w->tiles_across, 0, stored,
                     err));
     const unsigned char *raw = s->raw.data;
@@ -235,7 +220,7 @@ static qc_status load_zero_words(const qc_packed_source *src, qc_packed_stripe *
     if (is_turned(w)) {
         QC_TRY(read_columns(src, s, w->zeros, across, wide, first, count, WORD_BYTES, err));
     } else {
-        QC_TRY(room(&s->raw, count * across, WORD_BYTES, err));
+        QC_TRY(qc_buffer_room(&s->raw, count * across, WORD_BYTES, err));
         QC_TRY(read_raw(src, s, w->zeros, first * across * WORD_BYTES, 0,
                         count * across * WORD_BYTES, err));
     }
@@ -259,7 +244,7 @@ static qc_status load_zeros(const qc_packed_source *src, qc_packed_stripe *s, qc
 {
     const qc_coded_weight *w = src->w;
     uint64_t n = s->rows * w->tiles_across;
-    QC_TRY(room(&s->zeros, n, sizeof(int16_t), err));
+    QC_TRY(qc_buffer_room(&s->zeros, n, sizeof(int16_t), err));
     if (w->zeros != UINT32_MAX)
         return src->model->tensors[w->zeros].dtype == QC_DTYPE_I8 ? load_zero_bytes(src, s, err)
                                                                   : load_zero_words(src, s, err);
@@ -276,7 +261,7 @@ static qc_status check_sizes(const qc_packed_source *src, qc_packed_stripe *s, q
 {
     const qc_coded_weight *w = src->w;
     const uint32_t *groups = s->groups.data;
-    QC_TRY(room(&s->raw, w->tiles_across, sizeof(uint32_t), err));
+    QC_TRY(qc_buffer_room(&s->raw, w->tiles_across, sizeof(uint32_t), err));
     uint32_t *sizes = s->raw.data;
     memset(sizes, 0, (size_t)w->tiles_across * sizeof *sizes);
     for (uint64_t k = 0; k < w->dims[1]; k++)
@@ -299,10 +284,10 @@ static qc_status load_groups(const qc_packed_source *src, qc_packed_stripe *s, q
     if (s->grouped == w)
         return QC_OK;
     s->grouped = NULL;
-    QC_TRY(room(&s->groups, cols, sizeof(uint32_t), err));
+    QC_TRY(qc_buffer_room(&s->groups, cols, sizeof(uint32_t), err));
     uint32_t *groups = s->groups.data;
     if (!ordered) {
-        QC_TRY(room(&s->raw, cols, WORD_BYTES, err));
+        QC_TRY(qc_buffer_room(&s->raw, cols, WORD_BYTES, err));
         QC_TRY(read_raw(src, s, w->group_index, 0, 0, cols * WORD_BYTES, err));
     }
     for (uint64_t k = 0; k < cols && !ordered; k++) {
@@ -345,7 +330,7 @@ static qc_status load(const qc_packed_source *src, qc_packed_stripe *s, uint64_t
     QC_TRY(load_groups(src, s, err));
     QC_TRY(load_scales(src, s, err));
     QC_TRY(load_zeros(src, s, err));
-    QC_TRY(room(&s->codes, s->rows, w->dims[1], err));
+    QC_TRY(qc_buffer_room(&s->codes, s->rows, w->dims[1], err));
     QC_TRY(w->coding == QC_CODING_GPTQ  ? load_gptq(src, s, err)
            : w->coding == QC_CODING_AWQ ? load_awq(src, s, err)
                                         : load_rows(src, s, err));

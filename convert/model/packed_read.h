@@ -8,13 +8,9 @@
 #ifndef QC_CONVERT_PACKED_READ_H
 #define QC_CONVERT_PACKED_READ_H
 
+#include "base/alloc.h"
 #include "convert/model/recipe.h"
 #include "quant/quant_ops.h"
-
-typedef struct {
-    void *data;
-    size_t room;
-} qc_packed_buffer;
 
 /* Some rows of a weight, taken apart. It grows to a million codes, or to 8 rows where those have
  * more. */
@@ -22,11 +18,11 @@ typedef struct {
     const qc_coded_weight *weight; /* whose rows these are; NULL: nobody's */
     uint64_t first_row, rows;
     const qc_coded_weight *grouped; /* whose columns `groups` is about; NULL: nobody's */
-    qc_packed_buffer codes;         /* [rows, in] bytes */
-    qc_packed_buffer zeros;         /* [rows, groups] int16_t */
-    qc_packed_buffer scales;        /* [rows, groups] float */
-    qc_packed_buffer groups;        /* [in] uint32_t: the group of each column */
-    qc_packed_buffer raw;
+    qc_buffer codes;                /* [rows, in] bytes */
+    qc_buffer zeros;                /* [rows, groups] int16_t */
+    qc_buffer scales;               /* [rows, groups] float */
+    qc_buffer groups;               /* [in] uint32_t: the group of each column */
+    qc_buffer raw;
 } qc_packed_stripe;
 
 typedef struct {

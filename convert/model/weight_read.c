@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
+#include "quant/quant_decode.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -65,20 +66,6 @@ void qc_weight_reader_close(qc_weight_reader *r)
     *r = (qc_weight_reader){0};
 }
 
-static qc_status room(qc_packed_buffer *b, uint64_t count, uint64_t each, qc_error *err)
-{
-    size_t want = 0;
-    if (qc_u64_to_size(qc_sat_mul(count, each), &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
-    if (b->data && want <= b->room)
-        return QC_OK;
-    qc_free(b->data);
-    *b = (qc_packed_buffer){0};
-    QC_TRY(qc_malloc(&b->data, want, err));
-    b->room = want;
-    return QC_OK;
-}
-
 /* ---- weights in codes with scales ---- */
 
 /* Decodes scales [first, first + n) that are quantized themselves. *out: the first. */
@@ -89,9 +76,9 @@ static qc_status read_nested(qc_weight_reader *r, const qc_stored_weight *w, uin
     const uint64_t per = w->nested_block_elems, group = first / per, skip = first % per;
     const uint64_t groups = qc_ceil_div_u64(skip + n, per);
     float map[256];
-    QC_TRY(room(&r->nested, groups, sizeof(float), err));
-    QC_TRY(room(&r->raw, skip + n, 1, err));
-    QC_TRY(room(&r->numbers, skip + n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->nested, groups, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, skip + n, 1, err));
+    QC_TRY(qc_buffer_room(&r->numbers, skip + n, sizeof(float), err));
     QC_TRY(qc_checkpoint_read(m, r->maps, &m->tensors[w->nested_map], 0, map, sizeof map, err));
     QC_TRY(qc_checkpoint_read(m, r->maps, &m->tensors[w->nested_absmax], group * sizeof(float),
                               r->nested.data, (size_t)groups * sizeof(float), err));
@@ -103,16 +90,16 @@ static qc_status read_nested(qc_weight_reader *r, const qc_stored_weight *w, uin
     return QC_OK;
 }
 
-static qc_status read_scales(qc_weight_reader *r, const qc_stored_weight *w, uint64_t first,
-                             uint64_t n, const float **out, qc_error *err)
+qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w, uint64_t first,
+                           uint64_t n, const float **out, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &r->model->tensors[w->absmax];
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
     uint64_t overflow = 0;
     if (w->nested_absmax != UINT32_MAX)
         return read_nested(r, w, first, n, out, err);
-    QC_TRY(room(&r->raw, n, each, err));
-    QC_TRY(room(&r->numbers, n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, n, each, err));
+    QC_TRY(qc_buffer_room(&r->numbers, n, sizeof(float), err));
     QC_TRY(qc_checkpoint_read(r->model, r->scales, t, first * each, r->raw.data, (size_t)(n * each),
                               err));
     r->ops->cast(r->raw.data, t->dtype, n, r->numbers.data, QC_DTYPE_F32, &overflow);
@@ -131,21 +118,32 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
     uint64_t overflow = 0;
     float map[16];
     qc_form form = qc_scheme_form(w->stored_as, cols, w->block_elems, 0);
-    QC_TRY(read_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
+    QC_TRY(
+        qc_weight_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
     if (w->quant_map != UINT32_MAX) {
         QC_TRY(qc_checkpoint_read(r->model, r->maps, &r->model->tensors[w->quant_map], 0, map,
                                   sizeof map, err));
         form.code_map = map;
     }
     const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
-    QC_TRY(room(&r->raw, bytes, 1, err));
-    QC_TRY(room(&r->made, count, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, bytes, 1, err));
+    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
                               qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
                               (size_t)bytes, err));
-    form.ops->dequantize(r->ops, &form, r->raw.data, scales, count, r->made.data, QC_DTYPE_F32,
+    const uint64_t whole = qc_form_by_rows(&form) ? count - count % cols : count;
+    form.ops->dequantize(r->ops, &form, r->raw.data, scales, whole, r->made.data, QC_DTYPE_F32,
                          &overflow);
+    if (whole < count) { /* the beginning of a row is dequantized as a shorter row */
+        form.cols = count - whole;
+        form.ops->dequantize(r->ops, &form,
+                             (const char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, whole),
+                             scales + whole / cols, form.cols, (float *)r->made.data + whole,
+                             QC_DTYPE_F32, &overflow);
+    }
     *out = (const float *)r->made.data + skip;
+    r->code_bytes = (size_t)qc_scheme_code_bytes(w->stored_as, n);
+    r->code = (const unsigned char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, skip);
     return QC_OK;
 }
 
@@ -158,10 +156,22 @@ static qc_status refuse_range(const qc_weight_reader *r, const qc_weight_source 
             r->model->tensors[w->tensor].name, index, qc_dtype_name(dtype));
 }
 
-/* Reads elements [first, first + n) in the order in which they lie, whole rows of the last
- * dimension, as floats. */
-static qc_status read_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
-                             uint64_t n, const float **out, qc_error *err)
+static qc_status read_coded(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                            uint64_t n, const float **out, qc_error *err)
+{
+    const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
+    const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
+    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
+    QC_TRY(qc_coded_read(r->model, r->codes, r->ops, &r->model->tensors[w->tensor], w->coded,
+                         &r->coded, first - skip, count, r->made.data, err));
+    *out = (const float *)r->made.data + skip;
+    r->code = r->coded.codes.data;
+    r->code_bytes = r->coded.code_bytes;
+    return QC_OK;
+}
+
+qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                           uint64_t n, const float **out, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &r->model->tensors[w->tensor];
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
@@ -169,16 +179,41 @@ static qc_status read_floats(qc_weight_reader *r, const qc_weight_source *w, uin
     QC_TRY(qc_check_interrupted(err));
     if (w->stored)
         return read_stored(r, w, first, n, out, err);
-    QC_TRY(room(&r->made, n, sizeof(float), err));
-    *out = r->made.data;
     if (w->coded)
-        return qc_coded_read(r->model, r->codes, r->ops, t, w->coded, &r->coded, first, n,
-                             r->made.data, err);
-    QC_TRY(room(&r->raw, n, each, err));
+        return read_coded(r, w, first, n, out, err);
+    QC_TRY(qc_buffer_room(&r->made, n, sizeof(float), err));
+    QC_TRY(qc_buffer_room(&r->raw, n, each, err));
+    *out = r->made.data;
     QC_TRY(qc_checkpoint_read(r->model, r->codes, t, first * each, r->raw.data, (size_t)(n * each),
                               err));
     r->ops->cast(r->raw.data, t->dtype, n, r->made.data, QC_DTYPE_F32, &overflow);
     return overflow == UINT64_MAX ? QC_OK : refuse_range(r, w, first + overflow, QC_DTYPE_F32, err);
+}
+
+/* Element i of [rows, cols] is element (i % cols) * rows + i / cols of the stored [cols, rows]. So
+ * this reads neighbouring elements of each stored row, and scatters them. */
+qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,
+                                const qc_checkpoint_tensor *t, uint64_t cols, uint64_t first,
+                                uint64_t n, unsigned char *dst, qc_error *err)
+{
+    const uint64_t each = qc_dtype_bits(t->dtype) / 8, rows = t->bytes / each / cols;
+    unsigned char row[4096];
+    const uint64_t per_read = sizeof row / each;
+    for (uint64_t k = 0; k < cols; k++) {
+        uint64_t r = first <= k ? 0 : qc_ceil_div_u64(first - k, cols);
+        const uint64_t last = first + n - 1; /* n > 0 */
+        const uint64_t end = last < k ? 0 : (last - k) / cols + 1;
+        while (r < end) {
+            const uint64_t count = qc_min_u64(end - r, per_read);
+            QC_TRY(qc_check_interrupted(err));
+            QC_TRY(qc_checkpoint_read(model, cursor, t, (k * rows + r) * each, row,
+                                      (size_t)(count * each), err));
+            for (uint64_t i = 0; i < count; i++)
+                memcpy(dst + ((r + i) * cols + k - first) * each, row + i * each, (size_t)each);
+            r += count;
+        }
+    }
+    return QC_OK;
 }
 
 /* Reads elements [first, first + n), which are whole rows of the last dimension, as they lie. */
@@ -191,7 +226,7 @@ static qc_status read_straight(qc_weight_reader *r, const qc_weight_source *w, u
         const uint64_t count = qc_min_u64(step, n - at);
         const float *values = NULL;
         uint64_t overflow = UINT64_MAX;
-        QC_TRY(read_floats(r, w, first + at, count, &values, err));
+        QC_TRY(qc_weight_floats(r, w, first + at, count, &values, err));
         r->ops->cast(values, QC_DTYPE_F32, count, out + at * each, dtype, &overflow);
         if (overflow != UINT64_MAX)
             return refuse_range(r, w, first + at + overflow, dtype, err);
@@ -213,7 +248,7 @@ static qc_status read_turned(qc_weight_reader *r, const qc_weight_source *w, uin
         const uint64_t count = qc_min_u64(step, wide - at);
         const float *values = NULL;
         uint64_t overflow = UINT64_MAX;
-        QC_TRY(read_floats(r, w, (matrix * wide + at) * deep, count * deep, &values, err));
+        QC_TRY(qc_weight_floats(r, w, (matrix * wide + at) * deep, count * deep, &values, err));
         for (uint64_t i = 0; i < rows; i++) {
             for (uint64_t k = 0; k < count; k++)
                 strip[k] = values[k * deep + first + i];

@@ -23,7 +23,11 @@ typedef struct {
     const qc_quant_ops *ops;
     qc_st_cursor *codes, *scales, *maps; /* three, so that a frame of each stays decoded */
     qc_coded_scratch coded;
-    qc_packed_buffer raw, nested, numbers, made;
+    qc_buffer raw, nested, numbers, made;
+    /* After qc_weight_floats: the codes of its elements as they are stored, of FP8 and MXFP4 those
+     * that were read. Of integers with scales there are none. */
+    const unsigned char *code;
+    size_t code_bytes;
 } qc_weight_reader;
 
 /* At most one of stored and coded is not NULL; both are NULL for a tensor of floats. turned: see
@@ -44,5 +48,22 @@ void qc_weight_reader_close(qc_weight_reader *r); /* accepts a struct of zeros *
 QC_NODISCARD qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_source *w,
                                       uint64_t first, uint64_t count, void *out, qc_dtype dtype,
                                       qc_error *err);
+
+/* Reads elements [first, first + n), n > 0, of the flattened tensor in the order in which they lie,
+ * as floats that the reader keeps until its next call. Only w's tensor, stored and coded count. */
+QC_NODISCARD qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w,
+                                        uint64_t first, uint64_t n, const float **out,
+                                        qc_error *err);
+/* Reads elements [first, first + n), n > 0, of a matrix of `cols` columns that lies turned in t, in
+ * its dtype. */
+QC_NODISCARD qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,
+                                             const qc_checkpoint_tensor *t, uint64_t cols,
+                                             uint64_t first, uint64_t n, unsigned char *dst,
+                                             qc_error *err);
+/* Reads scales [first, first + n) in the same way. Where they are quantized, too, r->nested has
+ * their own scales, from that of the first on. */
+QC_NODISCARD qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w,
+                                        uint64_t first, uint64_t n, const float **out,
+                                        qc_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* A job: reading its source, and what can be made only when all of it was seen: the scale of its
  * scales, its error, its state. The worker that finished the weight's last frame makes the
  * latter. */
+#include "convert/model/weight_read.h"
 #include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
@@ -38,32 +39,6 @@ qc_status qc_worker_wait(const qc_worker *w, const uint8_t *flag, qc_error *err)
     return st;
 }
 
-/* Element i of the written [rows, cols] is element (i % cols) * rows + i / cols of the stored
- * [cols, rows]. So this reads neighbouring elements of each stored row, and scatters them. */
-static qc_status read_transposed(qc_worker *w, const qc_job *j, uint64_t first, uint64_t n,
-                                 unsigned char *dst, qc_error *err)
-{
-    const qc_checkpoint_tensor *t = qc_job_source(w->p, j);
-    uint64_t each = qc_dtype_bits(t->dtype) / 8;
-    unsigned char row[4096];
-    uint64_t per_read = sizeof row / each;
-    for (uint64_t k = 0; k < j->cols; k++) {
-        uint64_t r = first <= k ? 0 : qc_ceil_div_u64(first - k, j->cols);
-        uint64_t last = first + n - 1; /* n > 0 */
-        uint64_t end = last < k ? 0 : (last - k) / j->cols + 1;
-        while (r < end) {
-            uint64_t count = end - r < per_read ? end - r : per_read;
-            QC_TRY(qc_worker_look_up(w, err));
-            QC_TRY(qc_checkpoint_read(w->p->plan->model, w->cursor, t, (k * j->rows + r) * each,
-                                      row, (size_t)(count * each), err));
-            for (uint64_t i = 0; i < count; i++)
-                memcpy(dst + ((r + i) * j->cols + k - first) * each, row + i * each, (size_t)each);
-            r += count;
-        }
-    }
-    return QC_OK;
-}
-
 qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, void *dst,
                       qc_error *err)
 {
@@ -75,7 +50,7 @@ qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, vo
         return qc_coded_read(w->p->plan->model, w->cursor, w->p->ops, t, j->entry->coded, &w->coded,
                              first, n, dst, err);
     if (j->entry->transpose)
-        return read_transposed(w, j, first, n, dst, err);
+        return qc_weight_read_turned(w->p->plan->model, w->cursor, t, j->cols, first, n, dst, err);
     uint64_t each = qc_dtype_bits(t->dtype) / 8;
     return qc_checkpoint_read(w->p->plan->model, w->cursor, t, first * each, dst,
                               (size_t)(n * each), err);
@@ -90,7 +65,7 @@ qc_status qc_job_read_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t 
     if (qc_job_source_is_shared(j))
         return QC_OK;
     if (j->entry->coded)
-        qc_digest_update(w->hash, w->coded.codes, w->coded.code_bytes);
+        qc_digest_update(w->hash, w->coded.codes.data, w->coded.code_bytes);
     else
         qc_digest_update(w->hash, dst, (size_t)(n * (qc_dtype_bits(j->dtype) / 8)));
     return QC_OK;

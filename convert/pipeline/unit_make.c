@@ -4,6 +4,7 @@
  * and is hashed and quantized from there. Only the codes travel on to memory. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/model/weight_read.h"
 #include "convert/pipeline/pipeline_internal.h"
 #include "quant/quant_decode.h"
 
@@ -17,15 +18,14 @@
  * each job. */
 static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
 {
-    const qc_pipeline *p = w->p;
-    const qc_checkpoint *m = p->plan->model;
+    const qc_checkpoint *m = w->p->plan->model;
     qc_job_work *s = w->p->jobs[job].work;
-    const qc_stored_weight *sw = p->plan->jobs[job].entry->stored;
+    const qc_stored_weight *sw = w->p->plan->jobs[job].entry->stored;
     const qc_checkpoint_tensor *absmax = &m->tensors[sw->absmax];
-    uint64_t count = absmax->bytes / (qc_dtype_bits(absmax->dtype) / 8);
+    const uint64_t count = absmax->bytes / (qc_dtype_bits(absmax->dtype) / 8);
+    const float *scales = NULL;
+    qc_weight_reader r;
     size_t n = 0;
-    void *codes = NULL, *nested = NULL;
-    float nested_map[256];
     if (qc_u64_to_size(count, &n))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", absmax->name);
     QC_TRY(qc_realloc_array(&s->absmax, n, sizeof(float), err));
@@ -33,24 +33,11 @@ static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
     if (sw->quant_map != UINT32_MAX)
         QC_TRY(qc_checkpoint_read(m, w->cursor, &m->tensors[sw->quant_map], 0, s->map,
                                   sizeof s->map, err));
-    if (sw->nested_absmax == UINT32_MAX)
-        return qc_checkpoint_read(m, w->cursor, absmax, 0, s->absmax, n * sizeof(float), err);
-    const qc_checkpoint_tensor *na = &m->tensors[sw->nested_absmax];
-    const qc_checkpoint_tensor *map = &m->tensors[sw->nested_map];
-    qc_status st = qc_malloc(&codes, n, err);
-    if (st == QC_OK)
-        st = qc_malloc(&nested, (size_t)na->bytes, err);
-    if (st == QC_OK)
-        st = qc_checkpoint_read(m, w->cursor, absmax, 0, codes, n, err);
-    if (st == QC_OK)
-        st = qc_checkpoint_read(m, w->cursor, na, 0, nested, (size_t)na->bytes, err);
-    if (st == QC_OK)
-        st = qc_checkpoint_read(m, w->cursor, map, 0, nested_map, sizeof nested_map, err);
-    if (st == QC_OK)
-        p->ops->nested_dequantize(codes, nested, nested_map, n, (uint32_t)sw->nested_block_elems,
-                                  sw->nested_offset, s->absmax);
-    qc_free(codes);
-    qc_free(nested);
+    QC_TRY(qc_weight_reader_open(&r, m, err));
+    qc_status st = qc_weight_scales(&r, sw, 0, n, &scales, err);
+    if (st == QC_OK && n > 0)
+        memcpy(s->absmax, scales, n * sizeof(float));
+    qc_weight_reader_close(&r);
     return st;
 }
 

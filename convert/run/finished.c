@@ -485,7 +485,7 @@ qc_status qc_manifest_is_there(int *same, qc_difference *why, const qc_manifest 
     for (size_t i = 0; *same && i < m->shard_count; i++) {
         const qc_manifest_shard *s = &m->shards[i];
         char name[NAME_MAX + 1];
-        (void)snprintf(name, sizeof name, "%s%s", s->name, m->compressed ? ".zst" : "");
+        (void)snprintf(name, sizeof name, "%s%s", s->name, qc_manifest_ending(m));
         QC_TRY(
             is_there(same, why, root, name, m->compressed ? s->file_bytes : s->content_bytes, err));
     }

@@ -58,46 +58,15 @@ qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype)
 /* ---- original rows in 16 bit ---------------------------------------------------------------- */
 
 typedef struct {
-    const qc_validate_tools *tools;
-    const qc_validate_pair *pair;
-    qc_validate_source *source;
-    void *whole;
+    qc_weight_reader reader;
+    qc_weight_source source;
     qc_dtype dtype;
-    float *room;
-    uint64_t room_rows;
 } rows_reader;
 
 static qc_status read_rows(void *ctx, uint64_t first, uint64_t count, void *out, qc_error *err)
 {
     rows_reader *r = ctx;
-    uint64_t cols = r->pair->cols, overflow = UINT64_MAX;
-    for (uint64_t at = 0; at < count; at += r->room_rows) {
-        uint64_t n = count - at < r->room_rows ? count - at : r->room_rows;
-        QC_TRY(qc_validate_source_read(r->source, first + at, n, r->room, err));
-        r->tools->ops->cast(r->room, QC_DTYPE_F32, n * cols, (uint16_t *)out + at * cols, r->dtype,
-                            &overflow);
-        if (overflow != UINT64_MAX)
-            QC_FAIL(err, QC_ERR_RANGE, "a weight is too large for %s", qc_dtype_name(r->dtype));
-    }
-    return QC_OK;
-}
-
-static qc_status reader_open(rows_reader *r, const qc_validate_tools *tools,
-                             const qc_validate_pair *p, qc_dtype dtype, qc_error *err)
-{
-    *r = (rows_reader){
-        .tools = tools, .pair = p, .dtype = dtype, .room_rows = ((uint64_t)1 << 20) / p->cols + 1};
-    if (p->transpose)
-        QC_TRY(qc_validate_whole(&r->whole, tools, p, err));
-    QC_TRY(qc_malloc(&r->room, (size_t)(r->room_rows * p->cols) * sizeof(float), err));
-    return qc_validate_source_open(&r->source, tools, p, r->whole, err);
-}
-
-static void reader_close(rows_reader *r)
-{
-    qc_validate_source_close(r->source);
-    qc_free(r->room);
-    qc_free(r->whole);
+    return qc_weight_read(&r->reader, &r->source, first, count, out, r->dtype, err);
 }
 
 /* ---- a layer -------------------------------------------------------------------------------- */
@@ -151,7 +120,9 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
         most = g->m[i] > most ? g->m[i] : most;
     }
     qc_dtype dtype = qc_validate_gpu_x_dtype(g, qc_validate_x_dtype(p->dtype));
-    qc_status st = reader_open(&reader, tools, p, dtype, err);
+    reader.dtype = dtype;
+    QC_TRY(qc_weight_reader_open(&reader.reader, tools->model, err));
+    qc_status st = qc_validate_source(&reader.source, tools, p, err);
     if (st == QC_OK)
         st = make_rows(&x, in, p, dtype, most, err);
     const qc_gpu_comparison c = {.w = &w->w,
@@ -166,7 +137,7 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
     if (st == QC_OK)
         st = g->validator->compare(g->comparer, &c, asked, g->m_count + 1, err);
     qc_free(x);
-    reader_close(&reader);
+    qc_weight_reader_close(&reader.reader);
     QC_TRY(st);
     l->device = g->device_name;
     l->x_dtype = dtype;

@@ -25,7 +25,7 @@ typedef struct {
     const qc_validate_pair *pair;
     const qc_weights *w;
     const qc_validate_input *in;
-    void *whole;          /* Conv1D: all of W as it is stored */
+    qc_weight_source source;
     double *packed;       /* x, packed for double_row */
     uint16_t *y;          /* [R, N] */
     row_sums *rows;       /* [N] */
@@ -34,7 +34,7 @@ typedef struct {
 } job;
 
 typedef struct {
-    qc_validate_source *source;
+    qc_weight_reader reader;
     float *original, *decoded; /* [step, K], [K] */
     double *sums;              /* [2, R] */
 } bench;
@@ -130,7 +130,7 @@ static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_
 {
     const qc_validate_tools *t = j->tools;
     uint64_t k = j->w->form.cols, rows = j->in->rows;
-    QC_TRY(qc_validate_source_read(b->source, first, count, b->original, err));
+    QC_TRY(qc_weight_read(&b->reader, &j->source, first, count, b->original, QC_DTYPE_F32, err));
     for (uint64_t n = 0; n < count; n++) {
         row_sums *s = &j->rows[first + n];
         const float *original = b->original + n * k;
@@ -155,7 +155,7 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
     bench b = {0};
     uint64_t k = j->w->form.cols, n = j->w->rows, rows = j->in->rows;
     uint64_t source_bytes = j->tools->model->tensors[j->pair->model_tensor].bytes;
-    qc_status st = qc_validate_source_open(&b.source, j->tools, j->pair, j->whole, err);
+    qc_status st = qc_weight_reader_open(&b.reader, j->tools->model, err);
     if (st == QC_OK)
         st = qc_malloc(&b.original, (size_t)(j->step * k) * sizeof(float), err);
     if (st == QC_OK)
@@ -180,8 +180,19 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
     qc_free(b.sums);
     qc_free(b.decoded);
     qc_free(b.original);
-    qc_validate_source_close(b.source);
+    qc_weight_reader_close(&b.reader);
     return st;
+}
+
+qc_status qc_validate_source(qc_weight_source *out, const qc_validate_tools *tools,
+                             const qc_validate_pair *pair, qc_error *err)
+{
+    QC_TRY(qc_weight_source_of(out, tools->model, pair->model_tensor, NULL, pair->coded,
+                               pair->transpose, err));
+    out->ndim = 2;
+    out->dims[0] = pair->rows;
+    out->dims[1] = pair->cols;
+    return QC_OK;
 }
 
 static qc_status prepare(job *j, qc_error *err)
@@ -206,7 +217,10 @@ static qc_status prepare(job *j, qc_error *err)
     uint64_t even = qc_ceil_div_u64(n ? n : 1, j->tools->threads);
     j->share = even < j->share ? even : j->share;
     j->step = j->share < j->step ? j->share : j->step;
-    return j->pair->transpose ? qc_validate_whole(&j->whole, j->tools, j->pair, err) : QC_OK;
+    /* All of a Conv1D weight, which lies transposed, is read for each step. */
+    if (j->pair->transpose)
+        j->step = j->share;
+    return qc_validate_source(&j->source, j->tools, j->pair, err);
 }
 
 static void finish(const job *j, qc_validate_layer *out)
@@ -275,6 +289,5 @@ qc_status qc_validate_measure(qc_validate_layer *out, const qc_validate_tools *t
     qc_free(j.rows);
     qc_free(j.y);
     qc_free(j.packed);
-    qc_free(j.whole);
     return st;
 }

@@ -13,11 +13,11 @@
  * in row order. Every instruction set gives the same bits. So results do not depend on threads or
  * processor.
  *
- * In memory are OUT's codes of the layer, x, Y, and a few rows of W for each thread. A Conv1D
- * weight, which is transposed in MODEL, is read whole. */
+ * In memory are OUT's codes of the layer, x, Y, and some rows of W for each thread. */
 #ifndef QC_CONVERT_VALIDATE_LAYER_H
 #define QC_CONVERT_VALIDATE_LAYER_H
 
+#include "convert/model/weight_read.h"
 #include "convert/term/progress.h"
 #include "convert/validate/validate_compare.h"
 #include "convert/validate/validate_input.h"
@@ -94,21 +94,8 @@ QC_NODISCARD qc_status qc_validate_measure(qc_validate_layer *out, const qc_vali
 QC_NODISCARD qc_status qc_validate_multiply(qc_cpu_matmul *products, const qc_weights *w,
                                             qc_matmul_cpu_io io, qc_error *err);
 
-/* Reads a Conv1D weight as it is stored. The caller frees it. */
-QC_NODISCARD qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,
-                                         const qc_validate_pair *pair, qc_error *err);
-
-/* Reads rows of W as floats, in OUT's order, for one thread. whole is the result of
- * qc_validate_whole for a Conv1D weight (borrowed), else NULL. Close it also when opening
- * failed. */
-typedef struct qc_validate_source qc_validate_source;
-QC_NODISCARD qc_status qc_validate_source_open(qc_validate_source **out,
-                                               const qc_validate_tools *tools,
-                                               const qc_validate_pair *pair, const void *whole,
-                                               qc_error *err);
-void qc_validate_source_close(qc_validate_source *s); /* accepts NULL */
-/* Reads rows [first, first + count) into out [count, cols]. */
-QC_NODISCARD qc_status qc_validate_source_read(qc_validate_source *s, uint64_t first,
-                                               uint64_t count, float *out, qc_error *err);
+/* How rows of W are read, in OUT's order: rows of two dimensions, also those of a stack. */
+QC_NODISCARD qc_status qc_validate_source(qc_weight_source *out, const qc_validate_tools *tools,
+                                          const qc_validate_pair *pair, qc_error *err);
 
 #endif

@@ -2,9 +2,9 @@
 #ifndef QC_CONVERT_AGAINST_INTERNAL_H
 #define QC_CONVERT_AGAINST_INTERNAL_H
 
-#include "convert/model/coded_read.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_stored.h"
+#include "convert/model/weight_read.h"
 #include "convert/verify/against.h"
 #include "quant/weight_check.h"
 
@@ -62,27 +62,19 @@ QC_NODISCARD qc_status qc_against_match(qc_against *a, qc_error *err);
 
 /* ---- against_read.c: weights of MODEL and of OUT, in OUT's order ---- */
 
-/* It grows to what one step needs. */
-typedef struct {
-    void *data;
-    size_t room;
-} qc_against_buffer;
-
 struct qc_against_scratch {
     qc_against *a;
     qc_against_scratch *next;
-    qc_st_cursor *source, *scales, *output;
-    qc_coded_scratch coded;
+    qc_weight_reader model, output;
     qc_digest_state *hash;
-    /* The first four may hold the source of what is checked. */
-    qc_against_buffer raw, turned, made, cast, codes, numbers, slack, nested;
+    /* The first three may hold the source of what is checked. */
+    qc_buffer raw, turned, cast, codes, slack;
     qc_check_scratch *check;
 };
 
 QC_NODISCARD qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err);
 void qc_against_give(qc_against_scratch *s);
 void qc_against_scratch_destroy(qc_against_scratch *s); /* s is a list; NULL is fine */
-QC_NODISCARD qc_status qc_against_room(qc_against_buffer *b, uint64_t bytes, qc_error *err);
 
 /* Returns the type that qc_against_read gives: the source's, or F32 where the source is coded. */
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t);
@@ -91,12 +83,6 @@ qc_dtype qc_against_read_dtype(const qc_against_tensor *t);
 QC_NODISCARD qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t,
                                        uint64_t first, uint64_t n, int hash, const void **out,
                                        qc_error *err);
-/* Decodes elements [first, first + n) of a quantized weight, tensor `tensor` of c, to F32, in its
- * own order; *out is borrowed from the scratch memory. */
-QC_NODISCARD qc_status qc_against_decode(qc_against_scratch *s, const qc_checkpoint *c,
-                                         uint32_t tensor, const qc_stored_weight *w, uint64_t first,
-                                         uint64_t n, const float **out, qc_error *err);
-
 /* Compares a piece of tensor t of OUT, which is its bytes [offset, offset + len). Many threads may
  * call it at once. */
 QC_NODISCARD qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uint64_t offset,

@@ -201,13 +201,14 @@ static qc_status read_ours(qc_against *a, qc_against_scratch *s, const qc_agains
     const qc_checkpoint *c = a->output;
     uint64_t overflow = 0;
     if (t->row.kind == QC_AGAINST_QUANTIZED) {
+        const qc_weight_source w = {.tensor = t->out_tensor, .stored = t->stored};
         const float *values = NULL;
-        QC_TRY(qc_against_decode(s, c, t->out_tensor, t->stored, 0, n, &values, err));
+        QC_TRY(qc_weight_floats(&s->output, &w, 0, n, &values, err));
         memcpy(out, values, (size_t)n * sizeof *out);
         return QC_OK;
     }
-    QC_TRY(qc_against_room(&s->raw, n * 8, err));
-    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[t->out_tensor], 0, s->raw.data,
+    QC_TRY(qc_buffer_room(&s->raw, n, 8, err));
+    QC_TRY(qc_checkpoint_read(c, s->output.codes, &c->tensors[t->out_tensor], 0, s->raw.data,
                               (size_t)(n * (qc_dtype_bits(t->row.dtype) / 8)), err));
     a->ops->cast(s->raw.data, t->row.dtype, n, out, QC_DTYPE_F32, &overflow);
     return QC_OK;

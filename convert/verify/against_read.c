@@ -6,7 +6,6 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "quant/quant_decode.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,9 +29,8 @@ qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err
     QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
     s->a = a;
     QC_TRY_GOTO(st, failed, qc_malloc_aligned(&s->check, 64, sizeof *s->check, err));
-    QC_TRY_GOTO(st, failed, qc_st_cursor_create(&s->source, err));
-    QC_TRY_GOTO(st, failed, qc_st_cursor_create(&s->scales, err));
-    QC_TRY_GOTO(st, failed, qc_st_cursor_create(&s->output, err));
+    QC_TRY_GOTO(st, failed, qc_weight_reader_open(&s->model, a->model, err));
+    QC_TRY_GOTO(st, failed, qc_weight_reader_open(&s->output, a->output, err));
     QC_TRY_GOTO(st, failed, qc_digest_create(&s->hash, err));
     *out = s;
     return QC_OK;
@@ -53,33 +51,17 @@ void qc_against_scratch_destroy(qc_against_scratch *s)
 {
     while (s) {
         qc_against_scratch *next = s->next;
-        void *const buffers[] = {s->raw.data,   s->turned.data,  s->made.data,  s->cast.data,
-                                 s->codes.data, s->numbers.data, s->slack.data, s->nested.data};
+        void *const buffers[] = {s->raw.data, s->turned.data, s->cast.data, s->codes.data,
+                                 s->slack.data};
         for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
             qc_free(buffers[i]);
-        qc_st_cursor_destroy(s->source);
-        qc_st_cursor_destroy(s->scales);
-        qc_st_cursor_destroy(s->output);
-        qc_coded_scratch_deinit(&s->coded);
+        qc_weight_reader_close(&s->model);
+        qc_weight_reader_close(&s->output);
         qc_digest_destroy(s->hash);
         qc_free(s->check);
         qc_free(s);
         s = next;
     }
-}
-
-qc_status qc_against_room(qc_against_buffer *b, uint64_t bytes, qc_error *err)
-{
-    size_t want = 0;
-    if (b->data && bytes <= b->room)
-        return QC_OK;
-    if (qc_u64_to_size(bytes, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large");
-    qc_free(b->data);
-    b->room = 0;
-    QC_TRY(qc_malloc_aligned(&b->data, 64, want, err));
-    b->room = want;
-    return QC_OK;
 }
 
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t)
@@ -101,151 +83,36 @@ static uint64_t step_elems(const qc_against_tensor *t)
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Reads scales [first, first + n) of a quantized weight of a checkpoint, as a loader has them, to
- * s->numbers. To s->slack it writes how far each may be from the largest value of its block. */
-static qc_status read_scales(qc_against_scratch *s, const qc_checkpoint *c,
-                             const qc_stored_weight *w, uint64_t first, uint64_t n, qc_error *err)
+/* Reads scales [first, first + n) of a quantized weight of OUT, as a loader has them. s->slack gets
+ * how far each may be from the largest value of its block. */
+static qc_status read_scales(qc_against_scratch *s, const qc_stored_weight *w, uint64_t first,
+                             uint64_t n, const float **out, qc_error *err)
 {
-    const qc_checkpoint_tensor *t = &c->tensors[w->absmax];
-    const qc_quant_ops *ops = s->a->ops;
-    float map[256];
-    QC_TRY(qc_against_room(&s->numbers, qc_sat_mul(n, sizeof(float)), err));
-    QC_TRY(qc_against_room(&s->slack, qc_sat_mul(n, sizeof(float)), err));
-    float *scales = s->numbers.data, *slack = s->slack.data;
-    if (w->nested_absmax == QC_NO_TENSOR) {
-        uint64_t each = qc_dtype_bits(t->dtype) / 8, overflow = 0;
-        QC_TRY(qc_against_room(&s->nested, n * each, err));
-        QC_TRY(qc_checkpoint_read(c, s->scales, t, first * each, s->nested.data, (size_t)(n * each),
-                                  err));
-        ops->cast(s->nested.data, t->dtype, n, scales, QC_DTYPE_F32, &overflow);
-        for (uint64_t i = 0; i < n; i++)
-            slack[i] = fabsf(scales[i]) * 0x1p-20f;
-        return QC_OK;
-    }
-    uint64_t per = w->nested_block_elems, group = first / per;
-    uint64_t groups = n ? (first + n - 1) / per - group + 1 : 0;
-    QC_TRY(qc_against_room(&s->nested, n + groups * sizeof(float), err));
-    float *nested = s->nested.data;
-    uint8_t *codes = (uint8_t *)(nested + groups);
-    QC_TRY(qc_checkpoint_read(c, s->scales, t, first, codes, (size_t)n, err));
-    /* Scales have their own cursor, so the frame of the codes stays decoded for the next piece. */
-    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[w->nested_absmax], group * sizeof(float),
-                              nested, (size_t)groups * sizeof(float), err));
-    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[w->nested_map], 0, map, sizeof map, err));
-    for (uint64_t i = 0; i < n;) {
-        uint64_t g = (first + i) / per, left = (g + 1) * per - (first + i);
-        uint64_t count = n - i < left ? n - i : left;
-        float one = nested[g - group];
-        /* This takes one group at a time, but at most as many scales as one call takes for one
-         * nested scale. */
-        for (uint64_t k = 0; k < count; k += QC_NESTED_BLOCK)
-            ops->nested_dequantize(codes + i + k, &one, map,
-                                   count - k < QC_NESTED_BLOCK ? count - k : QC_NESTED_BLOCK,
-                                   QC_NESTED_BLOCK, w->nested_offset, scales + i + k);
+    QC_TRY(qc_buffer_room(&s->slack, n, sizeof(float), err));
+    QC_TRY(qc_weight_scales(&s->output, w, first, n, out, err));
+    const float *nested = s->output.nested.data;
+    float *slack = s->slack.data;
+    const uint64_t per = w->nested_block_elems, offset = per ? first % per : 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const float scale = fabsf((*out)[i]);
         /* Half of the widest gap of the dynamic map is 0.00703. */
-        for (uint64_t k = i; k < i + count; k++)
-            slack[k] =
-                fabsf(one) * 0.0072f + (fabsf(scales[k]) + fabsf(w->nested_offset)) * 0x1p-20f;
-        i += count;
+        slack[i] = w->nested_absmax == QC_NO_TENSOR
+                       ? scale * 0x1p-20f
+                       : fabsf(nested[(offset + i) / per]) * 0.0072f +
+                             (scale + fabsf(w->nested_offset)) * 0x1p-20f;
     }
-    return QC_OK;
-}
-
-/* ---- a weight of a checkpoint that is quantized ---------------------------------------------- */
-
-static uint64_t codes_per_scale(const qc_stored_weight *w)
-{
-    uint64_t cols = w->ndim && w->dims[w->ndim - 1] ? w->dims[w->ndim - 1] : 1;
-    return qc_scheme_elems_per_scale(w->stored_as, cols, w->block_elems);
-}
-
-qc_status qc_against_decode(qc_against_scratch *s, const qc_checkpoint *c, uint32_t tensor,
-                            const qc_stored_weight *w, uint64_t first, uint64_t n,
-                            const float **out, qc_error *err)
-{
-    const qc_quant_ops *ops = s->a->ops;
-    uint64_t per_byte = 8 / qc_schemes[w->stored_as].bits, overflow = UINT64_MAX;
-    uint64_t per_scale = codes_per_scale(w);
-    uint64_t begin = first - first % per_scale, count = first + n - begin;
-    uint64_t bytes = qc_ceil_div_u64(count, per_byte);
-    if (n == 0) {
-        *out = NULL;
-        return QC_OK;
-    }
-    QC_TRY(read_scales(s, c, w, begin / per_scale, qc_ceil_div_u64(count, per_scale), err));
-    QC_TRY(qc_against_room(&s->raw, bytes, err));
-    QC_TRY(qc_against_room(&s->made, qc_sat_mul(count, sizeof(float)), err));
-    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[tensor], begin / per_byte, s->raw.data,
-                              (size_t)bytes, err));
-    float *made = s->made.data;
-    const float *scales = s->numbers.data;
-    float map[16];
-    qc_form form = qc_scheme_form(w->stored_as, per_scale, per_scale, 0);
-    if (w->quant_map != QC_NO_TENSOR) {
-        QC_TRY(
-            qc_checkpoint_read(c, s->scales, &c->tensors[w->quant_map], 0, map, sizeof map, err));
-        form.code_map = map;
-    }
-    uint64_t whole = qc_form_by_rows(&form) ? count - count % per_scale : count;
-    form.ops->dequantize(ops, &form, s->raw.data, scales, whole, made, QC_DTYPE_F32, &overflow);
-    if (whole < count) { /* the beginning of a row is dequantized as a shorter row */
-        form.cols = count - whole;
-        form.ops->dequantize(ops, &form, (const char *)s->raw.data + whole / per_byte,
-                             scales + whole / per_scale, form.cols, made + whole, QC_DTYPE_F32,
-                             &overflow);
-    }
-    *out = made + (first - begin);
     return QC_OK;
 }
 
 /* ---- the other way around -------------------------------------------------------------------- */
-
-/* Reads elements [first, first + n) of a matrix that is [rows, cols] in OUT and [cols, rows] in
- * MODEL, with `each` bytes per element. For each stored row, it reads neighbouring elements at once
- * and scatters them. */
-static qc_status read_turned(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
-                             uint64_t n, qc_error *err)
-{
-    const qc_checkpoint_tensor *from = &s->a->model->tensors[t->model_tensor];
-    uint64_t each = qc_dtype_bits(from->dtype) / 8;
-    uint64_t cols = t->row.dims[t->row.ndim - 1], rows = t->row.dims[t->row.ndim - 2];
-    uint64_t top = first / cols, bottom = (first + n - 1) / cols, wide = bottom - top + 1;
-    QC_TRY(qc_against_room(&s->turned, qc_sat_mul(n, each), err));
-    QC_TRY(qc_against_room(&s->raw, qc_sat_mul(wide, each), err));
-    unsigned char *dst = s->turned.data;
-    for (uint64_t k = 0; k < cols; k++) {
-        /* The rows of OUT in which column k belongs to the stretch. */
-        uint64_t r0 = top + (top * cols + k < first), r1 = bottom + 1;
-        r1 -= bottom * cols + k >= first + n;
-        if (r0 >= r1)
-            continue;
-        QC_TRY(qc_checkpoint_read(s->a->model, s->source, from, (k * rows + r0) * each, s->raw.data,
-                                  (size_t)((r1 - r0) * each), err));
-        const unsigned char *raw = s->raw.data;
-        for (uint64_t r = r0; r < r1; r++)
-            memcpy(dst + (r * cols + k - first) * each, raw + (r - r0) * each, (size_t)each);
-    }
-    return QC_OK;
-}
 
 /* Decodes elements [first, first + n) of MODEL's coded or quantized weight to floats, in its own
  * order. */
 static qc_status read_decoded(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
                               uint64_t n, const float **out, qc_error *err)
 {
-    const qc_checkpoint_tensor *from = &s->a->model->tensors[t->model_tensor];
-    if (t->packed)
-        return qc_against_decode(s, s->a->model, t->model_tensor, t->packed, first, n, out, err);
-    uint64_t begin = first, end = first + n;
-    if (t->coded->coding == QC_CODING_MXFP4) {
-        begin -= begin % QC_MXFP4_BLOCK;
-        end = qc_ceil_div_u64(end, QC_MXFP4_BLOCK) * QC_MXFP4_BLOCK;
-    }
-    QC_TRY(qc_against_room(&s->made, qc_sat_mul(end - begin, sizeof(float)), err));
-    QC_TRY(qc_coded_read(s->a->model, s->source, s->a->ops, from, t->coded, &s->coded, begin,
-                         end - begin, s->made.data, err));
-    *out = (const float *)s->made.data + (first - begin);
-    return QC_OK;
+    const qc_weight_source w = {.tensor = t->model_tensor, .stored = t->packed, .coded = t->coded};
+    return qc_weight_floats(&s->model, &w, first, n, out, err);
 }
 
 /* Decodes a stack [experts, in, out] whose codes lie as [experts, out, in], or one such matrix. */
@@ -255,7 +122,7 @@ static qc_status read_decoded_turned(qc_against_scratch *s, const qc_against_ten
     uint64_t wide = t->row.dims[t->row.ndim - 1];  /* OUT's columns, which are stored rows */
     uint64_t depth = t->row.dims[t->row.ndim - 2]; /* OUT's rows, which are stored columns */
     uint64_t matrix = wide * depth;
-    QC_TRY(qc_against_room(&s->turned, qc_sat_mul(n, sizeof(float)), err));
+    QC_TRY(qc_buffer_room(&s->turned, n, sizeof(float), err));
     float *dst = s->turned.data;
     for (uint64_t at = first; at < first + n;) {
         uint64_t expert = at / matrix, end = (expert + 1) * matrix;
@@ -295,22 +162,18 @@ qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t, uin
         QC_TRY(read_decoded(s, t, first, n, &values, err));
         *out = values;
         /* The digest is over what was read for these elements, without the scales. */
-        if (hash && t->coded) {
-            qc_digest_update(s->hash, s->coded.codes, s->coded.code_bytes);
-        } else if (hash) {
-            uint64_t per_byte = 8 / qc_schemes[t->packed->stored_as].bits;
-            uint64_t skip = first % codes_per_scale(t->packed) / per_byte;
-            qc_digest_update(s->hash, (const unsigned char *)s->raw.data + skip,
-                             (size_t)qc_ceil_div_u64(n, per_byte));
-        }
+        if (hash)
+            qc_digest_update(s->hash, s->model.code, s->model.code_bytes);
         return QC_OK;
     }
     if (t->row.transpose) {
-        QC_TRY(read_turned(s, t, first, n, err));
+        QC_TRY(qc_buffer_room(&s->turned, n, each, err));
+        QC_TRY(qc_weight_read_turned(s->a->model, s->model.codes, from,
+                                     t->row.dims[t->row.ndim - 1], first, n, s->turned.data, err));
         *out = s->turned.data;
     } else {
-        QC_TRY(qc_against_room(&s->raw, qc_sat_mul(n, each), err));
-        QC_TRY(qc_checkpoint_read(s->a->model, s->source, from, first * each, s->raw.data,
+        QC_TRY(qc_buffer_room(&s->raw, n, each, err));
+        QC_TRY(qc_checkpoint_read(s->a->model, s->model.codes, from, first * each, s->raw.data,
                                   (size_t)(n * each), err));
         *out = s->raw.data;
     }
@@ -328,7 +191,8 @@ typedef struct {
     uint64_t offset; /* of the piece in OUT's tensor */
     const unsigned char *bytes;
     size_t len;
-    int hash; /* the digest is over what is read for the comparison */
+    int hash;            /* the digest is over what is read for the comparison */
+    const float *scales; /* of a quantized piece; the slack of each is in s */
 } work;
 
 static void first_difference(const work *w, const unsigned char *want, uint64_t at, uint64_t n)
@@ -351,8 +215,9 @@ static qc_status take_bytes(work *w, uint64_t begin, uint64_t end, int compare, 
     for (uint64_t at = begin, n = 0; at < end; at += n) {
         n = end - at < STEP_BYTES ? end - at : STEP_BYTES;
         QC_TRY(qc_check_interrupted(err));
-        QC_TRY(qc_against_room(&w->s->raw, n, err));
-        QC_TRY(qc_checkpoint_read(model, w->s->source, from, at, w->s->raw.data, (size_t)n, err));
+        QC_TRY(qc_buffer_room(&w->s->raw, n, 1, err));
+        QC_TRY(
+            qc_checkpoint_read(model, w->s->model.codes, from, at, w->s->raw.data, (size_t)n, err));
         if (w->t->sources)
             qc_digest_update(w->s->hash, w->s->raw.data, (size_t)n);
         if (compare)
@@ -371,7 +236,7 @@ static qc_status compare_cast(work *w, qc_error *err)
         const void *source = NULL;
         QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_against_read(w->s, w->t, first, n, w->hash, &source, err));
-        QC_TRY(qc_against_room(&w->s->cast, n * each, err));
+        QC_TRY(qc_buffer_room(&w->s->cast, n, each, err));
         ops->cast(source, qc_against_read_dtype(w->t), n, w->s->cast.data, w->t->row.dtype,
                   &overflow);
         first_difference(w, w->s->cast.data, (first - begin) * each, n * each);
@@ -388,11 +253,10 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     qc_against_scratch *s = w->s;
     const qc_quant_ops *ops = w->s->a->ops;
     qc_dtype dtype = qc_against_read_dtype(t);
-    const float *scales = (const float *)s->numbers.data + skip,
-                *slack = (const float *)s->slack.data + skip;
+    const float *scales = w->scales + skip, *slack = (const float *)s->slack.data + skip;
     if (!t->coded && t->through != dtype) {
         uint64_t overflow = 0;
-        QC_TRY(qc_against_room(&s->cast, n * (qc_dtype_bits(t->through) / 8), err));
+        QC_TRY(qc_buffer_room(&s->cast, n, (qc_dtype_bits(t->through) / 8), err));
         ops->cast(source, dtype, n, s->cast.data, t->through, &overflow);
         source = s->cast.data;
         dtype = t->through;
@@ -401,7 +265,7 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
         qc_check_blocks(ops, &t->check, source, dtype, n, codes, scales, slack, s->check, sums);
         return QC_OK;
     }
-    QC_TRY(qc_against_room(&s->codes, t->cols, err));
+    QC_TRY(qc_buffer_room(&s->codes, t->cols, 1, err));
     qc_check_rows(ops, &t->check, source, dtype, n / t->cols, (const int8_t *)codes, scales,
                   s->codes.data, s->check, sums);
     return QC_OK;
@@ -429,8 +293,8 @@ static qc_status compare_quantized(work *w, qc_error *err)
     uint64_t step = step_elems(t);
     uint64_t per = qc_form_by_rows(&t->check.form) ? t->cols : t->check.form.block_elems;
     end = end < t->row.elems ? end : t->row.elems; /* an odd number of nibbles */
-    QC_TRY(read_scales(w->s, w->s->a->output, t->stored, begin / per,
-                       qc_ceil_div_u64(end - begin, per), err));
+    QC_TRY(read_scales(w->s, t->stored, begin / per, qc_ceil_div_u64(end - begin, per), &w->scales,
+                       err));
     for (uint64_t first = begin; first < end; first += step) {
         uint64_t n = end - first < step ? end - first : step;
         const void *source = NULL;

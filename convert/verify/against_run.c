@@ -37,17 +37,14 @@ qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena, con
 
 /* ---- with a manifest ------------------------------------------------------------------------- */
 
-static qc_status take_frame(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
-                            size_t len, qc_error *err)
+static qc_status take_frame(void *ctx, const qc_output_frame *frame, const void *content,
+                            qc_error *err)
 {
     qc_against *a = ctx;
-    const qc_manifest *m = a->manifest;
-    size_t at = 0;
-    if (!qc_scan_tensor_at(m, shard, offset, &at) || a->of_listed[at] == QC_NO_TENSOR)
+    if (frame->tensor == QC_HEADER_FRAME || a->of_listed[frame->tensor] == QC_NO_TENSOR)
         return QC_OK;
-    return qc_against_piece(a, &a->tensors[a->of_listed[at]],
-                            offset - m->shards[shard].header_bytes - m->tensors[at].begin, bytes,
-                            len, err);
+    return qc_against_piece(a, &a->tensors[a->of_listed[frame->tensor]], frame->at, content,
+                            frame->content_bytes, err);
 }
 
 static qc_status scan_with_manifest(qc_against *a, qc_against_result *r, qc_error *err)

@@ -3,7 +3,6 @@
 #include "base/checked.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
-#include "convert/verify/output_scan.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -61,7 +60,6 @@ static qc_status make_listed(qc_code_counts *c, qc_arena *arena, const qc_checkp
         const qc_checkpoint_tensor *t = qc_checkpoint_find(output, m->tensors[i].name);
         c->of_listed[i] = t ? (uint32_t)(t - output->tensors) : QC_NO_TENSOR;
     }
-    c->manifest = m;
     return QC_OK;
 }
 
@@ -133,17 +131,14 @@ void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, con
                                   memory_order_relaxed);
 }
 
-qc_status qc_code_counts_sink(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
-                              size_t len, qc_error *err)
+qc_status qc_code_counts_sink(void *ctx, const qc_output_frame *frame, const void *content,
+                              qc_error *err)
 {
     qc_code_counts *c = ctx;
-    size_t at = 0;
     (void)err;
-    if (c->count > 0 && qc_scan_tensor_at(c->manifest, shard, offset, &at))
-        qc_code_counts_add(c, c->of_listed[at],
-                           offset - c->manifest->shards[shard].header_bytes -
-                               c->manifest->tensors[at].begin,
-                           bytes, len);
+    if (c->count > 0 && frame->tensor != QC_HEADER_FRAME)
+        qc_code_counts_add(c, c->of_listed[frame->tensor], frame->at, content,
+                           frame->content_bytes);
     return QC_OK;
 }
 

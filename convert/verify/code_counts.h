@@ -6,7 +6,7 @@
 
 #include "convert/model/recipe_stored.h"
 #include "formats/json_writer.h"
-#include "formats/manifest.h"
+#include "formats/output_frames.h"
 
 #include <stdatomic.h>
 
@@ -21,9 +21,8 @@ typedef struct {
 typedef struct {
     qc_code_count *weights; /* in natural order of names */
     uint32_t count;
-    uint32_t *of_tensor;         /* per tensor of the checkpoint: its weight, or QC_NO_TENSOR */
-    const qc_manifest *manifest; /* qc_code_counts_open only */
-    uint32_t *of_listed;         /* then, per tensor of the manifest: the same */
+    uint32_t *of_tensor; /* per tensor of the checkpoint: its weight, or QC_NO_TENSOR */
+    uint32_t *of_listed; /* qc_code_counts_open only: per tensor of the manifest, that one */
 } qc_code_counts;
 
 /* Makes room for the stored weights of a checkpoint. Everything lives in the arena, and nothing of
@@ -42,8 +41,8 @@ QC_NODISCARD qc_status qc_code_counts_open(qc_code_counts *c, qc_arena *arena, c
 void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, const void *bytes,
                         size_t len);
 /* Does the same with what qc_scan_output hands on; it is a qc_scan_sink, and ctx the counts. */
-QC_NODISCARD qc_status qc_code_counts_sink(void *ctx, uint32_t shard, uint64_t offset,
-                                           const void *bytes, size_t len, qc_error *err);
+QC_NODISCARD qc_status qc_code_counts_sink(void *ctx, const qc_output_frame *frame,
+                                           const void *content, qc_error *err);
 
 /* Writes the member "codes". */
 void qc_code_counts_put(qc_json_writer *w, qc_code_counts *c);

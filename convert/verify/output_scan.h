@@ -1,8 +1,7 @@
 /* Reads a qconv output from end to end, and checks every byte against its manifest.
  *
  * verify looks at everything and tells what is wrong; unpack does the same and hands on the
- * decompressed bytes. Frames are checked in parallel; a tensor's verdict is known when all its
- * frames were seen.
+ * decompressed bytes. A tensor's verdict is known when all its frames were seen.
  *
  * The manifest itself was checked when it was loaded. This checks the size and digest of every
  * other file; the size, seek table and header (structure, digest, agreement with the manifest) of
@@ -14,12 +13,12 @@
 #include "base/arena.h"
 #include "base/workers.h"
 #include "convert/term/progress.h"
-#include "formats/manifest.h"
+#include "formats/output_frames.h"
 
-/* Gets a stretch of decompressed bytes of shard `shard`, which were already checked by themselves.
- * Many threads call it at once, in no order. */
-typedef qc_status (*qc_scan_sink)(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
-                                  size_t len, qc_error *err);
+/* Gets the content of a frame, which was already checked by itself. Many threads call it at once,
+ * in no order. */
+typedef qc_status (*qc_scan_sink)(void *ctx, const qc_output_frame *frame, const void *content,
+                                  qc_error *err);
 
 typedef struct {
     const char *what; /* "tensor 'x'", "config.json", ...; NULL: nothing is wrong */
@@ -42,10 +41,6 @@ typedef struct {
     void *sink_ctx;
     qc_progress *progress; /* of content bytes; may be NULL */
 } qc_scan_options;
-
-/* Finds the tensor that the byte at `offset` of a shard belongs to, where its decompressed file is
- * counted from its beginning. Returns 0 for bytes of the header. */
-int qc_scan_tensor_at(const qc_manifest *m, uint32_t shard, uint64_t offset, size_t *tensor);
 
 /* Scans what m lists (qc_manifest_load, or a part of that). m is copied, but not what it points to.
  * Findings are in *result, and the status is QC_OK; any other status is a failure of the scan

@@ -47,14 +47,11 @@ int fuzz_one(const uint8_t *data, size_t size)
     FUZZ_CHECK(st == QC_OK || (st == QC_ERR_INPUT && err.msg[0]));
     if (st == QC_OK) {
         FUZZ_CHECK(g.layer_count <= 10000 && (g.layer_count == 0 || g.layers));
-        uint64_t next = 0;
-        for (uint32_t i = 0; i < g.layer_count; i++) {
-            uint64_t one = qc_layer_kv_bytes_next(&g, i, &use);
-            FUZZ_CHECK(qc_layer_kv_bytes(&g, i, &use) >= one || use.context == 0 ||
-                       g.layers[i].attention == QC_ATTENTION_CROSS);
-            next += one;
-        }
-        FUZZ_CHECK(qc_kv_bytes_per_token(&g, &use) >= next);
+        qc_kv_use longer = use;
+        longer.context++;
+        for (uint32_t i = 0; i < g.layer_count; i++)
+            FUZZ_CHECK(qc_layer_kv_bytes(&g, i, &longer) >= qc_layer_kv_bytes(&g, i, &use));
+        FUZZ_CHECK(qc_kv_bytes_per_token(&g, &use) >= qc_kv_bytes_per_token(&g, &longer));
         qc_model_tensors t;
         if (g.layer_count * (16 + 3 * g.experts) <= MOST_TENSORS) {
             st = qc_model_tensors_make(&t, &arena, doc, &err);

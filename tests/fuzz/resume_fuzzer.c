@@ -7,9 +7,9 @@
 #include "convert/cli/commands.h"
 #include "formats/file_io.h"
 #include "formats/journal.h"
-#include "formats/safetensors_header.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"
+#include "tests/fixtures/st_header.h"
 
 #include <errno.h>
 #include <ftw.h>
@@ -113,7 +113,7 @@ static void write_model(void)
         t[i].end = at;
     }
     qc_strbuf_init(&text, 1u << 20);
-    FUZZ_CHECK(qc_st_header_build(&text, t, 3, NULL, 0, NULL) == QC_OK);
+    FUZZ_CHECK(st_header_build(&text, t, 3, NULL, 0, NULL) == QC_OK);
     FUZZ_CHECK(qc_strbuf_add(&text, data, sizeof data, NULL) == QC_OK);
     put(model, "model.safetensors", text.data, text.len);
     put(model, "config.json", "{\"model_type\": \"llama\"}", 23);

@@ -2,8 +2,8 @@
  * reads back the same after building. The data itself is never touched, so the file's size may be
  * larger than the input: the last byte of the input adds up to 255 bytes of data. */
 #include "base/checked.h"
-#include "formats/safetensors_header.h"
 #include "fuzz_check.h"
+#include "tests/fixtures/st_header.h"
 
 #include <string.h>
 
@@ -29,8 +29,8 @@ static void check_round_trip(const qc_st_header *h, uint64_t data_bytes)
     qc_strbuf out;
     qc_st_header again;
     qc_strbuf_init(&out, 200000000);
-    FUZZ_CHECK(qc_st_header_build(&out, h->tensors, h->tensor_count, h->meta, h->meta_count,
-                                  NULL) == QC_OK);
+    FUZZ_CHECK(st_header_build(&out, h->tensors, h->tensor_count, h->meta, h->meta_count, NULL) ==
+               QC_OK);
     FUZZ_CHECK(out.len % 8 == 0);
     FUZZ_CHECK(qc_st_header_parse(&again, out.data + 8, out.len - 8, data_bytes, NULL) == QC_OK);
     FUZZ_CHECK(again.tensor_count == h->tensor_count && again.meta_count == h->meta_count);
@@ -42,7 +42,7 @@ static void check_round_trip(const qc_st_header *h, uint64_t data_bytes)
         FUZZ_CHECK(a->begin == b->begin && a->end == b->end);
     }
     for (size_t i = 0; i < h->meta_count; i++)
-        FUZZ_CHECK(strcmp(qc_st_header_meta(&again, h->meta[i].key), h->meta[i].value) == 0);
+        FUZZ_CHECK(strcmp(st_header_meta(&again, h->meta[i].key), h->meta[i].value) == 0);
     qc_st_header_deinit(&again);
     qc_strbuf_deinit(&out);
 }

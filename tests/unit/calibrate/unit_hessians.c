@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
+#include "tests/fixtures/st_header.h"
 
 #include <math.h>
 
@@ -41,7 +42,7 @@ static void put(const char *dir, const char *name, const piece *p, size_t count)
         t[i].end = at += p[i].bytes;
     }
     SCOPED(qc_strbuf) b = {.max = 10000000};
-    assert_int_equal(qc_st_header_build(&b, t, count, NULL, 0, NULL), QC_OK);
+    assert_int_equal(st_header_build(&b, t, count, NULL, 0, NULL), QC_OK);
     for (size_t i = 0; i < count; i++)
         assert_int_equal(qc_strbuf_add(&b, p[i].data, (size_t)p[i].bytes, NULL), QC_OK);
     fx_put(dir, name, b.data, b.len);

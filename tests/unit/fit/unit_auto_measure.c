@@ -6,6 +6,7 @@
 #include "quant/quant_ops.h"
 #include "quant/scale_search.h"
 #include "tests/fixtures/sanitized.h"
+#include "tests/fixtures/st_header.h"
 #include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
@@ -54,7 +55,7 @@ static void make(fixture *f, uint64_t rows, uint64_t cols, float (*value)(uint64
         f->data[i] = value ? value(i) : normal();
     test_folder(f->dir, sizeof f->dir);
     qc_strbuf_init(&text, SIZE_MAX / 2);
-    test_must(qc_st_header_build(&text, &t, 1, NULL, 0, &err), &err);
+    test_must(st_header_build(&text, &t, 1, NULL, 0, &err), &err);
     test_must(qc_strbuf_add(&text, f->data, (size_t)(4 * n), &err), &err);
     (void)snprintf(path, sizeof path, "%s/model.safetensors", f->dir);
     test_must(qc_file_put(path, text.data, text.len, &err), &err);
@@ -243,7 +244,7 @@ TEST(test_coded)
     test_folder(dir, sizeof dir);
     (void)snprintf(path, sizeof path, "%s/model.safetensors", dir);
     qc_strbuf_init(&text, SIZE_MAX / 2);
-    test_must(qc_st_header_build(&text, t, 3, NULL, 0, &err), &err);
+    test_must(st_header_build(&text, t, 3, NULL, 0, &err), &err);
     test_must(qc_strbuf_add(&text, values, sizeof values, &err), &err);
     test_must(qc_strbuf_add(&text, codes, sizeof codes, &err), &err);
     test_must(qc_strbuf_add(&text, scales, sizeof scales, &err), &err);

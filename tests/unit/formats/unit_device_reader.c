@@ -306,56 +306,21 @@ TEST(frames_of_another_output_are_refused)
     }
 }
 
-static qc_manifest_tensor *row_of(world *w, const char *name)
-{
-    qc_manifest_tensor *t = w->m.tensors;
-    while (strcmp(t->name, name) != 0)
-        t++;
-    return t;
-}
-
-/* A manifest that is right in itself, but does not say what the shards' headers say. */
+/* A manifest that is right in itself, but does not say what the shards' headers say; what else may
+ * differ is in tests/cli/test_verify.py. */
 TEST(headers_that_say_something_else_are_refused)
 {
-    static const char *const says[] = {
-        "tensor 'l0.w' is U8 [1000] from byte ",
-        "the manifest says U8 [10, 100] from byte ",
-        "tensor 'l0.v' is in the manifest, but not in the header",
-        "tensor 'l0.w' is in the header, but not in the manifest",
-        "tensor 'l0.empty' is U8 [0] from byte ",
-        "tensor 'l0.empty' is in the header, but not in the manifest",
-    };
-    for (unsigned k = 0; k < 2 * sizeof says / sizeof *says; k++) {
+    for (int compressed = 0; compressed < 2; compressed++) {
         world w;
-        char header[80];
-        make_output(&w, k % 2, 1);
-        qc_manifest_tensor *weight = row_of(&w, "l0.w"), *empty = row_of(&w, "l0.empty");
-        if (k / 2 == 0)
-            weight->dtype = QC_DTYPE_I8;
-        if (k / 2 == 1) {
-            weight->ndim = 2;
-            weight->dims[0] = 10;
-            weight->dims[1] = 100;
-        }
-        if (k / 2 == 2)
-            weight->name = "l0.v";
-        if (k / 2 == 3) { /* as if both had changed places */
-            qc_manifest_tensor *other = row_of(&w, "l1.w");
-            weight->name = "l1.w";
-            other->name = "l0.w";
-        }
-        if (k / 2 == 4) {
-            empty->ndim = 2;
-            empty->dims[0] = 3;
-        }
-        if (k / 2 == 5)
-            memmove(empty, empty + 1,
-                    (size_t)(w.m.tensors + w.m.tensor_count-- - (empty + 1)) * sizeof *empty);
+        make_output(&w, compressed, 1);
+        qc_manifest_tensor *t = w.m.tensors;
+        while (strcmp(t->name, "l0.w") != 0)
+            t++;
+        t->dtype = QC_DTYPE_I8;
         write_manifest(&w);
         qc_reader *r = open_reader(&w);
-        (void)snprintf(header, sizeof header, "header of %s%s: ", w.m.shards[0].name,
-                       k % 2 ? ".zst" : "");
-        assert_load_fails(r, 0, 2, QC_ERR_CHECK, header, says[k / 2]);
+        assert_load_fails(r, 0, 2, QC_ERR_CHECK, "header of model-00001-of-",
+                          "tensor 'l0.w' is U8 [1000] from byte ");
         qc_reader_close(r);
         drop_output(&w);
     }

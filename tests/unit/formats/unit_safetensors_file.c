@@ -3,6 +3,7 @@
 
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
+#include "tests/fixtures/st_header.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -77,7 +78,7 @@ TEST(reads_every_range_of_both_kinds)
         assert_true(f.file_bytes == (k ? packed.len : plain.len));
         assert_true(f.data_offset == plain.len - DATA_BYTES);
         assert_true(f.header.tensor_count == 3 && f.header.data_bytes == DATA_BYTES);
-        assert_string_equal(qc_st_header_meta(&f.header, "format"), "pt");
+        assert_string_equal(st_header_meta(&f.header, "format"), "pt");
         assert_int_equal(qc_st_cursor_create(&cur, NULL), QC_OK);
         for (uint64_t offset = 0; offset <= DATA_BYTES; offset++) {
             for (size_t len = 0; len <= DATA_BYTES - offset; len++)

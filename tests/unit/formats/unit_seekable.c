@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
+#include "tests/fixtures/st_header.h"
 
 #include <errno.h>
 #include <zstd.h>
@@ -652,7 +653,7 @@ TEST(the_documented_example_is_right)
     qc_frame frames[3];
     SCOPED(qc_strbuf) head = {.max = 1000};
     SCOPED(qc_strbuf) file = {.max = 1000};
-    assert_int_equal(qc_st_header_build(&head, t, 2, &meta, 1, NULL), QC_OK);
+    assert_int_equal(st_header_build(&head, t, 2, &meta, 1, NULL), QC_OK);
     add_stored(&file, &frames[0], 0, head.data, head.len);
     add_stored(&file, &frames[1], head.len, s, sizeof s);
     add_stored(&file, &frames[2], head.len + sizeof s, w, sizeof w);

@@ -4,11 +4,11 @@
 #include "convert/library/values.h"
 
 #include "base/strbuf.h"
-#include "formats/safetensors_header.h"
 #include "quant/quant_ops.h"
 
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
+#include "tests/fixtures/st_header.h"
 
 #define NF4    "model.layers.0.mlp.down_proj.weight"
 #define INT8   "model.layers.0.mlp.up_proj."
@@ -76,7 +76,7 @@ static void write_model(const char *folder)
         t[i].end = at += size;
     }
     qc_strbuf_init(&out, 1 << 20);
-    assert_int_equal(qc_st_header_build(&out, t, PARTS, NULL, 0, NULL), QC_OK);
+    assert_int_equal(st_header_build(&out, t, PARTS, NULL, 0, NULL), QC_OK);
     for (size_t i = 0; i < PARTS; i++)
         assert_int_equal(
             qc_strbuf_add(&out, parts[i].content, (size_t)(t[i].end - t[i].begin), NULL), QC_OK);

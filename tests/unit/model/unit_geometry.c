@@ -16,12 +16,14 @@ static uint64_t cache_bytes(const qc_geometry *g, const qc_kv_use *use)
     return total;
 }
 
+/* What one more token of one sequence adds. */
 static uint64_t next_bytes(const qc_geometry *g, const qc_kv_use *use)
 {
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < g->layer_count; i++)
-        total += qc_layer_kv_bytes_next(g, i, use);
-    return total;
+    qc_kv_use now = *use, then;
+    now.batch = 1;
+    then = now;
+    then.context++;
+    return cache_bytes(g, &then) - cache_bytes(g, &now);
 }
 
 static uint64_t number(const qc_json_node *object, const char *key, uint64_t missing)

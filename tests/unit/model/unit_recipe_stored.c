@@ -5,6 +5,7 @@
 
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
+#include "tests/fixtures/st_header.h"
 
 typedef struct {
     const char *name;
@@ -135,7 +136,7 @@ static qc_status make(fixture *f, const char *config)
     }
     qc_strbuf out;
     qc_strbuf_init(&out, 100000000);
-    assert_int_equal(qc_st_header_build(&out, t, f->count, NULL, 0, NULL), QC_OK);
+    assert_int_equal(st_header_build(&out, t, f->count, NULL, 0, NULL), QC_OK);
     for (size_t i = 0; i < f->count; i++) {
         static const char zeros[250000];
         const char *bytes = f->parts[i].bytes ? f->parts[i].bytes : zeros;

@@ -1,0 +1,127 @@
+/* The frames of an output: found, read, checked and decoded in one place. What verifies, unpacks,
+ * compares or loads an output is a client of this (docs/architecture.md).
+ *
+ *   begin   says which shards of a manifest it is about: all, or those of one device
+ *   open    one shard: it is there and has the size that it should have
+ *   list    its frames, by its seek table and the manifest; in a plain output the pieces of its
+ *           tensors take their place, which are stored as they are
+ *   header  what the shard says of its tensors is what the manifest says
+ *   run     a team of threads reads one frame after the other and hands them on
+ *
+ * A frame belongs to one tensor or to the header of a shard. Damage is QC_ERR_CHECK; messages about
+ * a shard begin with its path, and those about a header with "header of NAME".
+ *
+ * Memory: 48 bytes a frame and 8 a tensor; where content is hashed, too, 16 more a frame. A thread
+ * has one frame as it is stored.
+ * Source: docs/format.md, sections 2, 4 and 5. */
+#ifndef QC_FORMATS_OUTPUT_FRAMES_H
+#define QC_FORMATS_OUTPUT_FRAMES_H
+
+#include "formats/manifest.h"
+#include "formats/seekable.h"
+
+#define QC_HEADER_FRAME UINT32_MAX
+
+typedef struct {
+    uint64_t offset; /* in the file */
+    uint64_t at;     /* in the content of its tensor or header */
+    uint32_t stored_bytes, content_bytes;
+    uint32_t shard;  /* of the shards chosen */
+    uint32_t tensor; /* of their tensors; or QC_HEADER_FRAME */
+} qc_output_frame;
+
+/* Neighbouring frames: of a tensor, or of a header. */
+typedef struct {
+    uint32_t first, count;
+} qc_frame_range;
+
+typedef struct {
+    qc_file file;
+    char *path; /* owned; known once it was to be opened */
+    uint64_t file_bytes;
+    size_t first, end; /* its tensors, of those chosen */
+    qc_frame_range header;
+    int listed; /* its frames are known */
+} qc_output_shard;
+
+typedef struct {
+    const char *dir;
+    const qc_manifest *m;
+    const char *device; /* which needs the shards, for messages; NULL: nobody is named */
+    size_t first_shard, first_tensor; /* of the manifest's: the first that are chosen */
+    qc_output_shard *shards;
+    size_t shard_count;
+    qc_frame_range *tensors;
+    size_t tensor_count;
+    qc_output_frame *frames;
+    size_t frame_count;
+    qc_digest *stored, *content; /* per frame, once it was read, where the run hashes them */
+    size_t max_stored, max_content;
+} qc_output_frames;
+
+/* What is checked of a frame that is read. */
+typedef enum {
+    QC_FRAMES_CHECKSUM, /* its own checksum, which plain outputs do not have */
+    QC_FRAMES_STORED,   /* nothing by itself: its bytes in the file are hashed */
+    QC_FRAMES_ALL       /* its checksum; its bytes and its content are hashed */
+} qc_frames_check;
+
+/* Chooses `shards` shards of m from first_shard on, and their tensors. dir and m are borrowed. Call
+ * deinit also where it failed. */
+QC_NODISCARD qc_status qc_output_frames_begin(qc_output_frames *f, const char *dir,
+                                              const qc_manifest *m, size_t first_shard,
+                                              size_t shards, qc_error *err);
+void qc_output_frames_deinit(qc_output_frames *f);
+/* Shards are numbered from the first that is chosen. A shard that failed has no frames. */
+QC_NODISCARD qc_status qc_output_frames_open(qc_output_frames *f, size_t shard, qc_error *err);
+QC_NODISCARD qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err);
+QC_NODISCARD qc_status qc_output_frames_header(const qc_output_frames *f, size_t shard,
+                                               qc_error *err);
+
+/* Returns the row of a tensor, which is numbered from the first that is chosen. */
+const qc_manifest_tensor *qc_output_row(const qc_output_frames *f, size_t tensor);
+/* Prefixes a message with "tensor 'NAME' in FILE". */
+void qc_output_tell_tensor(const qc_output_frames *f, size_t tensor, qc_error *err);
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+/* What a thread has of its own. */
+typedef struct {
+    const qc_output_frames *f;
+    qc_frames_check check;
+    qc_frame_coder *coder; /* NULL if the output is not compressed */
+    void *stored;          /* one frame */
+    qc_digest_state *hash;
+} qc_frame_reader;
+
+QC_NODISCARD qc_status qc_frame_reader_init(qc_frame_reader *r, const qc_output_frames *f,
+                                            qc_frames_check check, qc_error *err);
+void qc_frame_reader_deinit(qc_frame_reader *r);
+/* Reads the content of frame `index` to dst. Sets *stored and, with QC_FRAMES_ALL, *content to the
+ * digests of what it read; both may be NULL where nothing is hashed. QC_ERR_CHECK where it cannot
+ * be decoded. */
+QC_NODISCARD qc_status qc_frame_read(qc_frame_reader *r, size_t index, void *dst, qc_digest *stored,
+                                     qc_digest *content, qc_error *err);
+
+/* Who gets the frames of a run. All but `put` may be NULL. A worker has one frame at a time; any
+ * status other than QC_OK ends the run. */
+typedef struct {
+    /* Sets *dst to where the content goes. Without it each worker has a buffer. */
+    qc_status (*room)(void *ctx, unsigned worker, const qc_output_frame *frame, void **dst,
+                      qc_error *err);
+    qc_status (*put)(void *ctx, unsigned worker, const qc_output_frame *frame, void *content,
+                     qc_error *err);
+    /* Gets a frame that cannot be decoded, which then ends nothing. */
+    void (*broken)(void *ctx, const qc_output_frame *frame);
+    /* A worker ends early; each that does says so. */
+    void (*failed)(void *ctx);
+    int headers; /* the frames of headers are wanted, too */
+    int ahead;   /* the system is told which frames come next */
+} qc_frames_client;
+
+/* Reads all frames that are listed, with at most so many threads (>= 1). */
+QC_NODISCARD qc_status qc_output_frames_run(qc_output_frames *f, unsigned threads,
+                                            qc_frames_check check, const qc_frames_client *client,
+                                            void *ctx, qc_error *err);
+
+#endif
