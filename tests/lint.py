@@ -25,7 +25,7 @@ LAYERS = {
 # The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
-    {"output", "term"},
+    {"families", "output", "term"},
     {"adapter", "device", "model"},
     {"hardware", "known", "library", "plan", "validate"},
     {"calibrate", "fit"},
@@ -36,7 +36,7 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The budget: lines of the product, which is the C and CUDA of all layers (CONTRIBUTING.md says when it changes).
-MAX_PRODUCT_LINES = 93995
+MAX_PRODUCT_LINES = 93477
 MAX_ROOM_FILES = 40
 MAX_LINES = 800
 MAX_COLUMNS = 100
