@@ -2,8 +2,8 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/fit/plugin_share.h"
-#include "convert/model/config_fields.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint_internal.h"

@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_GEOMETRY_INTERNAL_H
 #define QC_CONVERT_GEOMETRY_INTERNAL_H
 
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/geometry.h"
 
 #define QC_GEOMETRY_MAX_CONTEXT (UINT64_C(1) << 40)

@@ -3,7 +3,7 @@
  * keep both in step. Where we cannot foresee what transformers does, the tensor is kept and its
  * module goes on the skip list, so that a wrong guess costs size but never gives a checkpoint that
  * does not load. */
-#include "convert/model/recipe_tables.h"
+#include "convert/model/recipe_rules.h"
 
 #include "base/text.h"
 #include <string.h>
