@@ -29,8 +29,8 @@
 
 /* cmake/embed.cmake makes these of convert/families/known_models.txt, whose lines are an id and
  * the fields of config.json that matter, or '=' and an id above that has the same ones. */
-extern const unsigned char qc_known_text_zst[];
-extern const size_t qc_known_text_bytes, qc_known_text_zst_bytes;
+extern const unsigned char qc_known_models_zst[];
+extern const size_t qc_known_models_bytes, qc_known_models_zst_bytes;
 
 static char list_text[TEXT_MAX_BYTES];
 static qc_known_model models[MAX_MODELS];
@@ -48,9 +48,9 @@ static const char *config_of(const char *id)
 
 static void read_text(void)
 {
-    size_t got = ZSTD_decompress(list_text, sizeof list_text - 1, qc_known_text_zst,
-                                 qc_known_text_zst_bytes);
-    if (got != qc_known_text_bytes)
+    size_t got = ZSTD_decompress(list_text, sizeof list_text - 1, qc_known_models_zst,
+                                 qc_known_models_zst_bytes);
+    if (got != qc_known_models_bytes)
         return;
     list_text[got] = '\0'; /* zstd may leave bytes of its own behind the text */
     for (char *line = list_text, *rest = NULL; *line; line = rest) {
