@@ -25,7 +25,7 @@ LAYERS = {
 # The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
-    {"output", "term"},
+    {"families", "output", "term"},
     {"adapter", "device", "model"},
     {"hardware", "known", "library", "plan", "validate"},
     {"calibrate", "fit"},

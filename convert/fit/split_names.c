@@ -1,6 +1,6 @@
 #include "convert/fit/split_names.h"
 
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 
 #include <string.h>
 

@@ -2,20 +2,34 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
+#include "convert/families/family.h"
 #include "convert/fit/plugin_share.h"
-#include "convert/model/config_fields.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 #define VOCABULARY_PADDING 64u
+#define LIST_MAX_BYTES     4096u
 #define VLLM_PREFILL       2048u /* --max-num-batched-tokens of vllm serve on most GPUs */
 #define FLOAT_BYTES        2u /* of a floating-point tensor in vLLM, unless it is said to be more */
 
-/* Model types that have the names below and nothing else; read from vLLM 0.32.0's code. */
-static const char known_types[] =
-    " deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text gpt_oss llama mistral mixtral phi3 qwen2 "
-    "qwen2_moe qwen3 qwen3_moe ";
+/* Lists the model types that have the names of split_names.c and nothing else, in order; read from
+ * vLLM 0.32.0's code. */
+static void list_types(qc_strbuf *list)
+{
+    for (const char *last = "", *next = ""; next; last = next) {
+        next = NULL;
+        for (size_t i = 0; i < qc_family_count; i++) {
+            const char *type = qc_families[i].type;
+            if (qc_family_is(&qc_families[i], "TP") && strcmp(type, last) > 0 &&
+                (!next || strcmp(type, next) < 0))
+                next = type;
+        }
+        if (next)
+            qc_strbuf_putf(list, " %s", next);
+    }
+}
 
 static int is_expert(const char *name)
 {
@@ -218,11 +232,18 @@ qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget, const qc
                 "--tp %" PRIu32 " needs as many GPUs in --vram, but that names %" PRIu32, ranks,
                 budget->gpu_count);
     qc_config_open(&config, model->config);
-    if (!qc_config_word_in(config.model_type, known_types))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s: it is not known how vLLM splits model type '%s' over cards (known:%.*s); plan "
-                "with --parallel layers",
-                model->path, config.model_type, (int)sizeof known_types - 2, known_types);
+    if (!qc_family_is(qc_family_find(config.model_type), "TP")) {
+        qc_strbuf list;
+        qc_strbuf_init(&list, LIST_MAX_BYTES);
+        list_types(&list);
+        qc_status st = QC_ERROR(
+            err, QC_ERR_UNSUPPORTED,
+            "%s: it is not known how vLLM splits model type '%s' over cards (known:%s); plan "
+            "with --parallel layers",
+            model->path, config.model_type, list.data ? list.data : "");
+        qc_strbuf_deinit(&list);
+        return st;
+    }
     return check_heads(g, ranks, err);
 }
 

@@ -10,15 +10,70 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <zstd.h>
 
 #define CONFIG_NAME      "config.json"
 #define CONFIG_MAX_BYTES (16u << 20)
 #define TREE_MAX_FILES   100000u
 #define NAME_SHOWN_BYTES 160
 #define NEAR_DIVISOR     3u /* for an unknown family: one letter in three may differ */
+
+/* ---- the list ---- */
+
+#define TEXT_MAX_BYTES (256u << 10)
+#define MAX_MODELS     1024u
+
+/* cmake/embed.cmake makes these of convert/families/known_models.txt, whose lines are an id and
+ * the fields of config.json that matter, or '=' and an id above that has the same ones. */
+extern const unsigned char qc_known_models_zst[];
+extern const size_t qc_known_models_bytes, qc_known_models_zst_bytes;
+
+static char list_text[TEXT_MAX_BYTES];
+static qc_known_model models[MAX_MODELS];
+static unsigned model_count;
+static pthread_once_t read_once = PTHREAD_ONCE_INIT;
+
+static const char *config_of(const char *id)
+{
+    for (unsigned i = 0; i < model_count; i++) {
+        if (strcmp(models[i].id, id) == 0)
+            return models[i].config;
+    }
+    return NULL;
+}
+
+static void read_text(void)
+{
+    size_t got = ZSTD_decompress(list_text, sizeof list_text - 1, qc_known_models_zst,
+                                 qc_known_models_zst_bytes);
+    if (got != qc_known_models_bytes)
+        return;
+    list_text[got] = '\0'; /* zstd may leave bytes of its own behind the text */
+    for (char *line = list_text, *rest = NULL; *line; line = rest) {
+        if (model_count == MAX_MODELS) {
+            model_count = 0;
+            return;
+        }
+        char *config = line + strcspn(line, " ");
+        rest = line + strcspn(line, "\n");
+        *config++ = '\0';
+        *rest++ = '\0';
+        models[model_count] =
+            (qc_known_model){line, *config == '=' ? config_of(config + 1) : config};
+        model_count++;
+    }
+}
+
+const qc_known_model *qc_known_models(unsigned *count)
+{
+    (void)pthread_once(&read_once, read_text);
+    *count = model_count;
+    return model_count ? models : NULL;
+}
 
 static const char *without_org(const char *id)
 {
@@ -28,10 +83,12 @@ static const char *without_org(const char *id)
 
 const qc_known_model *qc_known_model_find(const char *id)
 {
-    for (unsigned i = 0; i < qc_known_model_count; i++) {
-        const char *known = qc_known_models[i].id;
+    unsigned count = 0;
+    const qc_known_model *all = qc_known_models(&count);
+    for (unsigned i = 0; i < count; i++) {
+        const char *known = all[i].id;
         if (strcasecmp(id, known) == 0 || strcasecmp(id, without_org(known)) == 0)
-            return &qc_known_models[i];
+            return &all[i];
     }
     return NULL;
 }
@@ -133,11 +190,12 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
     size_t len = strlen(name);
     double size = size_in(name);
     likeness found[QC_KNOWN_NEAR_MAX];
-    unsigned count = 0;
+    unsigned count = 0, known_count = 0;
+    const qc_known_model *all = qc_known_models(&known_count);
     if (len > QC_EDIT_MAX_BYTES)
         return 0;
-    for (unsigned i = 0; i < qc_known_model_count; i++) {
-        const char *known = without_org(qc_known_models[i].id);
+    for (unsigned i = 0; i < known_count; i++) {
+        const char *known = without_org(all[i].id);
         double theirs = size_in(known);
         likeness l = compare_names(name, known);
         l.letters = qc_edit_distance(name, len, known, strlen(known));
@@ -158,7 +216,7 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
             near[k] = near[k - 1];
         }
         found[at] = l;
-        near[at] = qc_known_models[i].id;
+        near[at] = all[i].id;
     }
     while (count > 1 && (found[count - 1].family < found[0].family ||
                          found[count - 1].ratio > MAX_SIZE_RATIO * found[0].ratio))
@@ -246,7 +304,10 @@ static qc_status find_lone_config(const char **config, qc_arena *arena, const ch
 
 static qc_status open_known(qc_checkpoint **out, const char *id, qc_error *err)
 {
+    unsigned count = 0;
     const qc_known_model *known = qc_known_model_find(id);
+    if (!qc_known_models(&count))
+        QC_FAIL(err, QC_ERR_INTERNAL, "the list of well-known models in this program is damaged");
     if (known)
         return open_config(out, known->id, known->config, strlen(known->config), err);
     const char *near[QC_KNOWN_NEAR_MAX];

@@ -15,9 +15,9 @@ typedef struct {
     const char *config; /* JSON with the fields that matter */
 } qc_known_model;
 
-extern const qc_known_model qc_known_models[];
-extern const unsigned qc_known_model_count;
-
+/* Returns all of them, which are in convert/families/known_models.txt: a line each. NULL, and a
+ * count of 0, if the text that the program carries cannot be read. Thread-safe. */
+const qc_known_model *qc_known_models(unsigned *count);
 /* Finds a model by its id, with or without the organisation; case does not matter. NULL if there is
  * none. */
 const qc_known_model *qc_known_model_find(const char *id);

@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint_internal.h"
@@ -53,14 +53,9 @@ const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c)
     if (!c->config)
         return NULL;
     const char *type = qc_json_string_or(qc_json_get(qc_json_root(c->config), "model_type"), "");
-    size_t len = strlen(type);
-    if (len == 0 || strchr(type, ' '))
-        return NULL;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        for (const char *p = families[i].types; (p = strstr(p, type)) != NULL; p += len) {
-            if (p[-1] == ' ' && p[len] == ' ')
-                return &families[i];
-        }
+        if (qc_config_word_in(type, families[i].types))
+            return &families[i];
     }
     return NULL;
 }
@@ -466,7 +461,7 @@ static int is_published_stacked(const qc_checkpoint *c)
     static const char types[] = " granitemoe granitemoeshared granitemoehybrid ";
     const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
     const char *type = qc_json_string_or(qc_json_get(root, "model_type"), "");
-    return *type && qc_config_word_in(type, types);
+    return qc_config_word_in(type, types);
 }
 
 int qc_experts_known(const qc_checkpoint *c)

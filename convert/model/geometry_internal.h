@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_GEOMETRY_INTERNAL_H
 #define QC_CONVERT_GEOMETRY_INTERNAL_H
 
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/geometry.h"
 
 #define QC_GEOMETRY_MAX_CONTEXT (UINT64_C(1) << 40)
@@ -20,7 +20,7 @@ int qc_geometry_is(const qc_geometry_reader *r, const char *types);
 QC_NODISCARD qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out,
                                         const char *names, uint64_t missing, qc_error *err);
 
-/* Is the cache of this type understood? geometry_types.c says how, type by type. */
+/* Is the cache of this type understood? families/cache_types.txt says how, type by type. */
 int qc_geometry_type_is_known(const char *type);
 /* Does this type keep nothing from one token to the next, whatever its config.json says? */
 int qc_geometry_type_has_no_cache(const char *type);

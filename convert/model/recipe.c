@@ -13,9 +13,9 @@
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
+#include "convert/model/recipe_rules.h"
 #include "convert/model/recipe_skip.h"
 #include "convert/model/recipe_stored.h"
-#include "convert/model/recipe_tables.h"
 #include "convert/term/glob.h"
 #include "quant/quant_ops.h"
 
@@ -29,7 +29,7 @@ typedef struct {
     qc_arena *arena;
     const qc_checkpoint *model;
     const qc_recipe_options *options;
-    const qc_model_table *table;
+    const qc_family *table;
     qc_model_facts facts;
     uint32_t count;
     int quantizing; /* --to quantizes (qc_to_quantizes) */
@@ -102,7 +102,7 @@ static void read_facts(maker *m)
         m->facts.vocab_size = 0;
     for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++)
         m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
-    m->table = qc_model_table_find(m->facts.model_type);
+    m->table = qc_family_find(m->facts.model_type);
     m->facts.has_conv1d = qc_rules_conv1d_type(m->facts.model_type);
     for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
         m->facts.has_conv1d |=
@@ -124,7 +124,7 @@ static int head_is_tied(const maker *m)
             return 1;
     }
     const qc_json_node *tie = config_get(m->model, "tie_word_embeddings");
-    return qc_json_bool_or(tie, m->table ? qc_model_table_tied(m->table) : 0);
+    return qc_json_bool_or(tie, m->table ? qc_family_tied(m->table) : 0);
 }
 
 /* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so out_proj cannot be a
@@ -178,7 +178,7 @@ static qc_status classify(maker *m, qc_error *err)
     for (uint32_t i = 0; i < m->count; i++) {
         qc_tensor_class *c = &m->classes[i];
         const qc_checkpoint_tensor t = face_of(m, i);
-        if (!m->table || !qc_model_table_classify(m->table, t.name, c))
+        if (!m->table || !qc_family_classify(m->table, t.name, c))
             qc_rules_classify(&m->facts, &t, c);
         if (c->role == QC_ROLE_LINEAR && !m->table && is_conv1d(m, i))
             c->traits |= QC_TRAIT_CONV1D;

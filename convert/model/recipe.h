@@ -10,22 +10,10 @@
 #ifndef QC_CONVERT_RECIPE_H
 #define QC_CONVERT_RECIPE_H
 
+#include "convert/families/family.h"
 #include "convert/model/fused_groups.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint.h"
-
-typedef enum {
-    QC_ROLE_LINEAR,
-    QC_ROLE_EMBEDDING,
-    QC_ROLE_HEAD,   /* output head, tied or not */
-    QC_ROLE_ROUTER, /* MoE gate */
-    QC_ROLE_NORM,
-    QC_ROLE_BIAS,
-    QC_ROLE_CONV,
-    QC_ROLE_STATE,  /* scales and the like of a quantized weight, MXFP4 scales */
-    QC_ROLE_PACKED, /* a weight that is quantized already: bitsandbytes' U8 codes, MXFP4 blocks */
-    QC_ROLE_OTHER
-} qc_role;
 
 const char *qc_role_name(qc_role r);
 

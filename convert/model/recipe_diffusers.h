@@ -4,7 +4,8 @@
 #ifndef QC_CONVERT_RECIPE_DIFFUSERS_H
 #define QC_CONVERT_RECIPE_DIFFUSERS_H
 
-#include "convert/model/recipe_tables.h"
+#include "convert/model/recipe.h"
+#include "convert/model/recipe_rules.h"
 
 /* Returns the class of a diffusers model, _class_name in its config.json; NULL for another. */
 const char *qc_diffusers_class(const qc_checkpoint *model);

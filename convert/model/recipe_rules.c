@@ -3,9 +3,11 @@
  * keep both in step. Where we cannot foresee what transformers does, the tensor is kept and its
  * module goes on the skip list, so that a wrong guess costs size but never gives a checkpoint that
  * does not load. */
-#include "convert/model/recipe_tables.h"
+#include "convert/model/recipe_rules.h"
 
 #include "base/text.h"
+#include "convert/families/config_fields.h"
+
 #include <string.h>
 
 /* Words that mean something as a component of a name. One scan of a component finds them all. */
@@ -153,20 +155,6 @@ static int equals(const char *s, size_t len, const char *word)
     return strlen(word) == len && memcmp(s, word, len) == 0;
 }
 
-/* Is s one of the words of a list " a b c "? */
-static int listed(const char *s, size_t len, const char *list)
-{
-    if (len == 0)
-        return 0;
-    for (const char *w = list + 1; *w;) {
-        size_t n = strcspn(w, " ");
-        if (n == len && memcmp(s, w, n) == 0)
-            return 1;
-        w += n + (w[n] == ' ');
-    }
-    return 0;
-}
-
 static int contains(const char *s, size_t len, const char *word)
 {
     size_t n = strlen(word);
@@ -227,15 +215,14 @@ static int embedding_class(const name_parts *n, qc_tensor_class *out)
 /* Classifies a Linear that transformers holds in 32 bits (_keep_in_fp32_modules). */
 static int held_in_float(const qc_model_facts *facts, const name_parts *n)
 {
-    size_t len = strlen(facts->model_type);
     if ((n->path_flags & WORD_INDEXER) && equals(n->module, n->module_len, "weights_proj"))
         return 1;
     if (equals(n->module, n->module_len, "wo"))
-        return listed(facts->model_type, len,
-                      " t5 mt5 umt5 udop pop2piano longt5 switch_transformers ");
+        return qc_config_word_in(facts->model_type,
+                                 " t5 mt5 umt5 udop pop2piano longt5 switch_transformers ");
     if (n->path_flags & WORD_COMPRESSOR)
-        return listed(facts->model_type, len, " deepseek_v4 ");
-    return (n->path_flags & WORD_QFORMER) && listed(facts->model_type, len, " blip-2 ");
+        return qc_config_word_in(facts->model_type, " deepseek_v4 ");
+    return (n->path_flags & WORD_QFORMER) && qc_config_word_in(facts->model_type, " blip-2 ");
 }
 
 /* Is it a head that predicts a label? "classifier" also counts at the end of a longer name, because
@@ -320,7 +307,7 @@ const char *qc_rules_hidden_head(const char *model_type)
         {" modernbert modernbert-decoder ", "decoder"},
     };
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
-        if (listed(model_type, strlen(model_type), heads[i].types))
+        if (qc_config_word_in(model_type, heads[i].types))
             return heads[i].module;
     }
     return "lm_head";
@@ -342,7 +329,7 @@ const char *qc_rules_label_head(const char *model_type, unsigned n)
     if (n < 3)
         return all[n];
     for (size_t i = 0; n < 5 && i < sizeof more / sizeof *more; i++) {
-        if (listed(model_type, strlen(model_type), more[i].types))
+        if (qc_config_word_in(model_type, more[i].types))
             return more[i].modules[n - 3];
     }
     return NULL;
@@ -350,8 +337,8 @@ const char *qc_rules_label_head(const char *model_type, unsigned n)
 
 int qc_rules_conv1d_type(const char *model_type)
 {
-    return listed(model_type, strlen(model_type),
-                  " gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder ");
+    return qc_config_word_in(model_type,
+                             " gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder ");
 }
 
 int qc_rules_conv1d_name(const char *name)

@@ -14,7 +14,7 @@ int qc_recipe_stays_quantized(const qc_recipe_entry *e)
     return qc_scheme_is_quantized(e->scheme) || (e->scheme == QC_SCHEME_KEEP && e->stored);
 }
 
-qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
+qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_family *table,
                        const qc_checkpoint *model, const qc_recipe_entry *entries, qc_error *err)
 {
     static const char *const parts[] = {"text_config", "vision_config", "audio_config",
@@ -197,7 +197,7 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
 {
     QC_TRY(append(l, name, err));
     const char *from = NULL, *to = NULL, *other = NULL;
-    for (unsigned n = 0; l->table && qc_model_table_rename(l->table, n, &from, &to); n++) {
+    for (unsigned n = 0; l->table && qc_family_rename(l->table, n, &from, &to); n++) {
         if (!begins(name, from))
             continue;
         QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", to, name + strlen(from)));

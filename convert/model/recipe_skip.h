@@ -22,11 +22,12 @@
 #ifndef QC_CONVERT_RECIPE_SKIP_H
 #define QC_CONVERT_RECIPE_SKIP_H
 
-#include "convert/model/recipe_tables.h"
+#include "convert/model/recipe.h"
+#include "convert/model/recipe_rules.h"
 
 typedef struct {
     qc_arena *arena;
-    const qc_model_table *table; /* may be NULL */
+    const qc_family *table; /* may be NULL */
     const qc_checkpoint *model;
     const qc_recipe_entry *entries; /* of the model's tensors */
     int composite;            /* config.json has one configuration for each of several submodels */
@@ -41,7 +42,7 @@ typedef struct {
 /* Does a loader see this weight as a quantized module? */
 int qc_recipe_stays_quantized(const qc_recipe_entry *e);
 
-QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
+QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_family *table,
                                     const qc_checkpoint *model, const qc_recipe_entry *entries,
                                     qc_error *err);
 /* Adds a module of the file, or the submodel that it belongs to, under all its names. */

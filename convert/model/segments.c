@@ -11,8 +11,8 @@
 #include "convert/model/segments.h"
 
 #include "base/alloc.h"
-#include "convert/model/config_fields.h"
-#include "convert/model/recipe_tables.h"
+#include "convert/families/config_fields.h"
+#include "convert/model/recipe_rules.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -405,8 +405,8 @@ static int head_is_tied(const maker *m)
 {
     qc_config c;
     qc_config_open(&c, m->model->config);
-    const qc_model_table *table = qc_model_table_find(c.model_type);
-    return qc_config_flag(&c, "tie_word_embeddings", table ? qc_model_table_tied(table) : 0);
+    const qc_family *table = qc_family_find(c.model_type);
+    return qc_config_flag(&c, "tie_word_embeddings", table ? qc_family_tied(table) : 0);
 }
 
 static int has_head_weight(const maker *m)
@@ -581,13 +581,10 @@ static qc_status add_empty(module_list *l, const char *path, uint32_t segment, q
 /* Adds rotary tables, a tied head, and a table that is stored as the head it is tied to. */
 static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
 {
-    static const char rotary[] =
-        " llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe phi3 gemma gemma2 gemma3_text "
-        "deepseek_v2 deepseek_v3 gpt_oss mllama_text_model ";
     qc_config c;
     qc_config_open(&c, m->model->config);
     uint32_t table = m->segment_of_group[GROUP_EMBEDDING];
-    if (table != NONE && m->stack_count && qc_config_word_in(c.text_type, rotary)) {
+    if (table != NONE && m->stack_count && qc_family_is(qc_family_find(c.text_type), "ROTARY")) {
         const stack *s = &m->stacks[m->main_stack];
         const char *path = NULL;
         size_t stem = s->len;

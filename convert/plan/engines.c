@@ -2,7 +2,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/model/recipe_stored.h"

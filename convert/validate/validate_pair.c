@@ -3,8 +3,8 @@
 #include "base/checked.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_rules.h"
 #include "convert/model/recipe_stored.h"
-#include "convert/model/recipe_tables.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
@@ -16,7 +16,7 @@ typedef struct {
     const qc_checkpoint *output, *model;
     qc_stored_set in_output, in_model;
     qc_coded_set out_coded, coded; /* in OUT; in MODEL */
-    const qc_model_table *table;
+    const qc_family *table;
     /* tensors of the manifest, sorted; NULL: there is no manifest */
     const qc_manifest_tensor **by_name;
     size_t by_name_count;
@@ -101,7 +101,7 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
             "it is a stack of experts in 16 bit, and the order of its dimensions is not known";
         return QC_OK;
     }
-    p->transpose = !p->coded && ndim == 2 && qc_model_table_is_conv1d(m->table, t->name);
+    p->transpose = !p->coded && ndim == 2 && qc_family_is_conv1d(m->table, t->name);
     int same = ndim == p->stored->ndim;
     for (unsigned i = 0; same && i < ndim; i++)
         same = dims[p->transpose ? ndim - 1 - i : i] == p->stored->dims[i];
@@ -140,7 +140,7 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
     QC_TRY(sort_manifest(&m, manifest, err));
     if (m.in_output.count == 0)
         QC_FAIL(err, QC_ERR_INPUT, QC_STORED_NONE, output->path);
-    m.table = qc_model_table_of(model);
+    m.table = qc_family_of(model);
     QC_TRY(qc_arena_alloc(arena, &out->pairs, m.in_output.count, sizeof *out->pairs, err));
     for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++)
         if (m.in_output.weights[i])

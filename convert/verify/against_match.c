@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
-#include "convert/model/recipe_tables.h"
+#include "convert/model/recipe_rules.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
@@ -20,7 +20,7 @@
 
 typedef struct {
     qc_against *a;
-    const qc_model_table *table;
+    const qc_family *table;
     unsigned char *used; /* per tensor of MODEL: something of OUT is made of it */
     qc_error *err;
 } matcher;
@@ -124,7 +124,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     const uint64_t *dims = t->coded ? t->coded->dims : from->dims;
     unsigned ndim = t->coded ? t->coded->ndim : from->ndim;
     r->source_dtype = from->dtype;
-    r->transpose = !t->coded && ndim == 2 && qc_model_table_is_conv1d(m->table, from->name);
+    r->transpose = !t->coded && ndim == 2 && qc_family_is_conv1d(m->table, from->name);
     t->through = from->dtype;
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
         return fault(m->a, t, m->err, "in MODEL it is %s, which cannot be quantized",
@@ -204,7 +204,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         dims = t->packed->dims;
         ndim = t->packed->ndim;
         r->transpose = (ndim == 3 && !qc_experts_known(m->a->model)) ||
-                       (ndim == 2 && qc_model_table_is_conv1d(m->table, from->name));
+                       (ndim == 2 && qc_family_is_conv1d(m->table, from->name));
     }
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
@@ -362,7 +362,7 @@ static int is_tied_head(const matcher *m, uint32_t i)
     const qc_json_node *tie = qc_json_get(root, "tie_word_embeddings");
     if (!tie && qc_json_get(root, "text_config"))
         tie = qc_json_get(qc_json_get(root, "text_config"), "tie_word_embeddings");
-    return qc_json_bool_or(tie, m->table ? qc_model_table_tied(m->table) : 0);
+    return qc_json_bool_or(tie, m->table ? qc_family_tied(m->table) : 0);
 }
 
 static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, int mtp_all_missing)
@@ -418,7 +418,7 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
     matcher m = {.a = a, .err = err};
     QC_TRY(qc_stored_find(&a->in_model, a->arena, a->model, err));
     QC_TRY(qc_coded_find(&a->coded, a->arena, a->model, err));
-    m.table = qc_model_table_of(a->model);
+    m.table = qc_family_of(a->model);
     QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
     memset(m.used, 0, a->model->tensor_count + 1);
     QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));

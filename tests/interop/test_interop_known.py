@@ -1,6 +1,6 @@
 """Tensors worked out from a config.json, against those of a checkpoint that transformers writes.
 
-A tiny random model of each family of convert/known/ is saved. `qconv plan` of its folder and of its config.json alone
+A tiny random model of each family of convert/families/ is saved. `qconv plan` of its folder and of its config.json alone
 say the same: tensors, bytes, and what lies on which device, module by module.
 """
 import json
@@ -18,7 +18,7 @@ import tiny_models
 INDEXED = moe.LATENT | {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 4}
 LINEAR = moe.LINEAR | {"mtp_num_hidden_layers": 0}
 FAMILIES = {name: {} for name in """llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe phi3 gemma gemma2 gemma3_text
-    gpt_oss granite smollm3 olmo2 olmo3 olmoe glm4 gpt2 gpt_neox minimax_m2""".split()}
+    gpt_oss granite smollm3 olmo2 olmo3 olmoe glm glm4 seed_oss helium gpt2 gpt_neox minimax_m2""".split()}
 FAMILIES |= {
     "deepseek_v2": moe.LATENT | {"num_experts_per_tok": 2}, "deepseek_v3": moe.LATENT,
     "glm4_moe_lite": moe.LATENT, "deepseek_v32": INDEXED, "glm_moe_dsa": INDEXED, "glm4_moe": {},

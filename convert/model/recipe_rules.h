@@ -1,40 +1,10 @@
-/* What the name of a tensor says about it: tables for known model types, general rules for the
- * rest. A name decides only what a tensor is; recipe.c decides what becomes of it. Thread-safe: the
- * tables are constant. Nothing here allocates. */
-#ifndef QC_CONVERT_RECIPE_TABLES_H
-#define QC_CONVERT_RECIPE_TABLES_H
+/* What the name and shape of a tensor say about it where no family knows the name: general rules.
+ * A name decides only what a tensor is; recipe.c decides what becomes of it. Thread-safe; nothing
+ * here allocates. */
+#ifndef QC_CONVERT_RECIPE_RULES_H
+#define QC_CONVERT_RECIPE_RULES_H
 
-#include "convert/model/recipe.h"
-
-enum {
-    QC_TRAIT_CONV1D = 1, /* stored [in, out]: quantizing transposes */
-    QC_TRAIT_MODULE = 2, /* an nn.Linear in transformers, although it is no QC_ROLE_LINEAR */
-    QC_TRAIT_FIXED = 4,  /* a buffer or the like: its dtype never changes */
-    QC_TRAIT_MAYBE = 8,  /* a guess: may be a Linear, and --quantize may overrule it */
-    QC_TRAIT_FLOAT = 16  /* transformers holds this Linear in 32 bit and never quantizes it */
-};
-
-typedef struct {
-    qc_role role;
-    unsigned traits;
-    const char *why; /* a few words, static */
-} qc_tensor_class;
-
-typedef struct qc_model_table qc_model_table;
-
-/* Returns the table of a model type, or NULL if it has none. */
-const qc_model_table *qc_model_table_find(const char *model_type);
-/* Returns the table of the model type that config.json names, or NULL. */
-const qc_model_table *qc_model_table_of(const qc_checkpoint *model);
-/* Does the table, which may be NULL, know the name as that of a weight that lies [in, out]? */
-int qc_model_table_is_conv1d(const qc_model_table *t, const char *name);
-/* Returns 1 and sets *out if the table knows the name, else 0. */
-int qc_model_table_classify(const qc_model_table *t, const char *name, qc_tensor_class *out);
-/* Is the output head tied to the embeddings when config.json does not say? */
-int qc_model_table_tied(const qc_model_table *t);
-/* Finds the n-th other name that transformers may give a module in memory: *from at the start of
- * a name becomes *to there. Returns 0 when there is no such n. */
-int qc_model_table_rename(const qc_model_table *t, unsigned n, const char **from, const char **to);
+#include "convert/families/family.h"
 
 /* What the general rules need to know of a model. */
 typedef struct {

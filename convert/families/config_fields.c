@@ -1,4 +1,4 @@
-#include "convert/model/config_fields.h"
+#include "convert/families/config_fields.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -23,8 +23,7 @@ void qc_config_open(qc_config *out, const qc_json *doc);
 /* Is `word` one of the blank-separated words of `list` (" a b ")? */
 int qc_config_word_in(const char *word, const char *list);
 /* Returns the first of the blank-separated names that `object` has with a value other than null, or
- * NULL if it has none of them. *name, if name is not NULL, points at the name that was
- * found (it ends at a blank or NUL). */
+ * NULL if it has none of them. */
 const qc_json_node *qc_config_field(const qc_json_node *object, const char *names);
 /* Does the same in the text configuration, and then in the root. */
 const qc_json_node *qc_config_text_field(const qc_config *c, const char *names);

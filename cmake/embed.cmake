@@ -1,0 +1,18 @@
+# Writes the text file IN to OUT as C: with ZSTD compressed, as NAME_zst, its length NAME_zst_bytes, and NAME_bytes, the
+# length of IN; else as the string NAME.
+set(source ${IN})
+if(ZSTD)
+  set(source ${OUT}.zst)
+  file(ARCHIVE_CREATE OUTPUT ${source} PATHS ${IN} FORMAT raw COMPRESSION Zstd COMPRESSION_LEVEL 9)
+endif()
+file(READ ${source} hex HEX)
+file(SIZE ${IN} bytes)
+string(LENGTH "${hex}" digits)
+math(EXPR compressed "${digits} / 2")
+string(REGEX REPLACE "(................................)" "\\1\n" hex "${hex}")
+string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," hex "${hex}")
+if(ZSTD)
+  file(WRITE ${OUT} "#include <stddef.h>\n\nextern const size_t ${NAME}_bytes, ${NAME}_zst_bytes;\nextern const unsigned char ${NAME}_zst[];\n\nconst size_t ${NAME}_bytes = ${bytes}, ${NAME}_zst_bytes = ${compressed};\nconst unsigned char ${NAME}_zst[] = {\n${hex}\n};\n")
+else()
+  file(WRITE ${OUT} "extern const char ${NAME}[];\n\nconst char ${NAME}[] = {\n${hex}0};\n")
+endif()

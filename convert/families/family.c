@@ -1,0 +1,172 @@
+#include "convert/families/family.h"
+
+#include "convert/families/config_fields.h"
+
+#include <string.h>
+
+/* Matches a pattern at the start of what is from s to end (all of it if `whole`). Returns the end
+ * of the match, or NULL. names is what '%' stands for. It recurses once per '{' and '%', and our
+ * patterns have at most four of these. */
+static const char *match(const char *p, const char *s, const char *end, const char *names,
+                         int whole)
+{
+    while (*p) {
+        if (*p == '#') {
+            const char *digits = s;
+            while (s < end && *s >= '0' && *s <= '9')
+                s++;
+            if (s == digits)
+                return NULL;
+            p++;
+        } else if (*p == '%') {
+            s = match(names, s, end, "", 0);
+            if (!s)
+                return NULL;
+            p++;
+        } else if (*p == '{') {
+            const char *behind = strchr(p, '}') + 1;
+            for (const char *alt = p + 1;;) {
+                size_t n = strcspn(alt, "|}");
+                const char *found = NULL;
+                if ((size_t)(end - s) >= n && memcmp(s, alt, n) == 0)
+                    found = match(behind, s + n, end, names, whole);
+                if (found || alt[n] == '}')
+                    return found;
+                alt += n + 1;
+            }
+        } else if (s == end || *p++ != *s++) {
+            return NULL;
+        }
+    }
+    return whole && s != end ? NULL : s;
+}
+
+static const char *role_words(qc_role role)
+{
+    switch (role) {
+    case QC_ROLE_LINEAR:
+        return "linear";
+    case QC_ROLE_EMBEDDING:
+        return "embedding";
+    case QC_ROLE_HEAD:
+        return "output head";
+    case QC_ROLE_ROUTER:
+        return "router";
+    case QC_ROLE_NORM:
+        return "norm";
+    case QC_ROLE_BIAS:
+        return "bias";
+    case QC_ROLE_CONV:
+        return "convolution";
+    case QC_ROLE_STATE:
+        return "scale of a packed weight";
+    case QC_ROLE_PACKED:
+        return "packed weight";
+    case QC_ROLE_OTHER:
+        break;
+    }
+    return "no weight of a Linear";
+}
+
+const qc_family *qc_family_find(const char *model_type)
+{
+    for (size_t i = 0; i < qc_family_count; i++) {
+        if (strcmp(qc_families[i].type, model_type) == 0)
+            return &qc_families[i];
+    }
+    return NULL;
+}
+
+const qc_family *qc_family_of(const qc_checkpoint *model)
+{
+    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    return qc_family_find(qc_json_string_or(qc_json_get(root, "model_type"), ""));
+}
+
+int qc_family_is(const qc_family *f, const char *word)
+{
+    return f && qc_config_word_in(word, f->words);
+}
+
+int qc_family_is_conv1d(const qc_family *f, const char *name)
+{
+    qc_tensor_class c;
+    return f && qc_family_classify(f, name, &c) && (c.traits & QC_TRAIT_CONV1D) != 0;
+}
+
+/* What the names of a module's tensors end with, and the role that the tensor has then; the weight
+ * has that of the module. */
+static const struct {
+    const char *tail;
+    qc_role role;
+    unsigned traits;
+    int of_norms, of_others; /* which kinds of module have it */
+} tails[] = {
+    {".weight", QC_ROLE_OTHER, 0, 1, 1}, /* its own */
+    {".bias", QC_ROLE_BIAS, 0, 1, 1},    {".weight_scale_inv", QC_ROLE_STATE, QC_TRAIT_FIXED, 0, 1},
+    {".gamma", QC_ROLE_NORM, 0, 1, 0},   {".beta", QC_ROLE_NORM, 0, 1, 0},
+};
+enum { TAIL_COUNT = sizeof tails / sizeof *tails };
+
+static size_t tail_of(const char *name, size_t len)
+{
+    size_t i = 0;
+    for (; i < TAIL_COUNT; i++) {
+        size_t n = strlen(tails[i].tail);
+        if (len >= n && memcmp(name + len - n, tails[i].tail, n) == 0)
+            break;
+    }
+    return i;
+}
+
+/* Does the row know the rest of a name, which ends in tails[tail]? */
+static int row_knows(const qc_family_row *r, const char *rest, const char *end, size_t tail,
+                     qc_tensor_class *out)
+{
+    const int whole = r->kind == QC_ROW_TENSOR, norm = r->kind == QC_ROW_NORM;
+    if (r->kind == QC_ROW_SHAPE)
+        return 0;
+    if (!whole && (tail == TAIL_COUNT || !(norm ? tails[tail].of_norms : tails[tail].of_others)))
+        return 0;
+    const char *module_end = whole ? end : end - strlen(tails[tail].tail);
+    if (module_end < rest || !match(r->name, rest, module_end, "", 1))
+        return 0;
+    const int own = whole || norm || tail == 0;
+    out->role = own ? r->role : tails[tail].role;
+    out->traits = (own ? r->traits : tails[tail].traits) & QC_TRAITS_OF_TENSOR;
+    if (out->role == QC_ROLE_HEAD)
+        out->traits |= QC_TRAIT_MODULE;
+    out->why = own && r->why ? r->why : role_words(out->role);
+    return 1;
+}
+
+int qc_family_classify(const qc_family *f, const char *name, qc_tensor_class *out)
+{
+    const char *end = name + strlen(name);
+    const size_t tail = tail_of(name, (size_t)(end - name));
+    for (const qc_family_group *g = f->groups; g->prefix; g++) {
+        const char *rest = match(g->prefix, name, end, f->names, 0);
+        for (const qc_family_row *r = g->rows; rest && r->name; r++) {
+            if (row_knows(r, rest, end, tail, out))
+                return 1;
+        }
+    }
+    return 0;
+}
+
+int qc_family_tied(const qc_family *f)
+{
+    return qc_family_is(f, "TIED");
+}
+
+int qc_family_rename(const qc_family *f, unsigned n, const char **from, const char **to)
+{
+    unsigned i = 0;
+    while (f->renames && f->renames[i].from && i < n)
+        i++;
+    if (!f->renames || !f->renames[i].from)
+        return 0;
+    *from = f->renames[i].from;
+    *to = f->renames[i].to;
+    return 1;
+}
