@@ -237,20 +237,13 @@ static qc_status send_phase(phase *p, const qc_calibrate_outlook *ahead, qc_erro
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
-<<<<<<< HEAD
     qc_json_put_text(&w, "phase", p->k->costs ? "weigh" : p->k->store ? "calibrate" : "dry-run");
     qc_json_put_number(&w, "seconds", ahead->seconds);
+    qc_json_put_number(&w, "operations", ahead->operations);
     qc_json_put_u64(&w, "memory", ahead->memory);
+    qc_json_put_u64(&w, "device_memory", ahead->device_memory);
+    qc_json_put_u64(&w, "disk", ahead->disk);
     qc_json_begin_list(&w, "weights");
-=======
-    qc_json_member_string(&w, "phase", name_of_phase(p));
-    qc_json_member_number(&w, "seconds", ahead->seconds);
-    qc_json_member_number(&w, "operations", ahead->operations);
-    qc_json_member_u64(&w, "memory", ahead->memory);
-    qc_json_member_u64(&w, "device_memory", ahead->device_memory);
-    qc_json_member_u64(&w, "disk", ahead->disk);
-    qc_json_member_begin_array(&w, "weights");
->>>>>>> scale
     for (uint32_t i = 0; i < p->m.name_count; i++)
         if (is_offered(p, &p->m.names[i]))
             write_offer(p, &w, &p->m.names[i]);
@@ -472,12 +465,6 @@ static qc_status run(phase *p, qc_error *err)
     QC_TRY(qc_calibrate_measure(k, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
-<<<<<<< HEAD
-    if (h->tokens > 0)
-        (void)snprintf(inputs, sizeof inputs, "moments of %" PRIu64 " tokens", h->tokens);
-    qc_calibrate_tell(k, &ahead, inputs);
-=======
->>>>>>> scale
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;

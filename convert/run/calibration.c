@@ -172,25 +172,10 @@ void qc_calibration_tell(const qc_calibration *s, const qc_pipeline *p, qc_conve
             count++;
         }
     }
-<<<<<<< HEAD
     report->calibration = s->report;
     report->calibration.weights = count;
     if (count > 0)
         report->outputs = (qc_manifest_outputs){sums.rounded / count, sums.calibrated / count};
-=======
-    report->calibration_text = s->report.text;
-    report->calibration_hessians = s->report.hessians;
-    report->calibration_tokens = s->report.tokens;
-    report->calibration_damping = s->report.damping;
-    report->calibration_sided = s->report.sided;
-    report->calibration_mix = s->report.mix;
-    report->judged = s->report.judged;
-    report->calibration_seconds = s->report.seconds;
-    report->calibrated = count;
-    report->not_calibrated = s->report.left;
-    report->outputs_rounded = count ? rounded / (double)count : 0;
-    report->outputs_calibrated = count ? calibrated / (double)count : 0;
->>>>>>> scale
 }
 
 void qc_calibration_close(qc_calibration *s)

@@ -150,59 +150,26 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
             qc_strbuf_putf(out, "; %zu tensor%s replaced", a->wholes, qc_plural(a->wholes));
         qc_strbuf_puts(out, "\n");
     }
-<<<<<<< HEAD
     if (c->text || c->hessians) {
         qc_strbuf_show(out, "  calibrated %" PRIu32 " weight%s with %s", c->weights,
                        qc_plural(c->weights), c->text ? c->text : c->hessians);
         if (c->text)
-            qc_strbuf_putf(out, " (%" PRIu64 " tokens)", c->tokens);
+            qc_strbuf_putf(out, " (%" PRIu64 " tokens", c->tokens);
+        if (c->mix > 0)
+            qc_strbuf_putf(out, ", %.0f%% of the bundled text", 100 * c->mix);
+        if (c->text)
+            qc_strbuf_puts(out, ")");
         if (c->weights)
             qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs.rounded,
                            r->outputs.calibrated);
         if (c->left)
             qc_strbuf_putf(out, "; %" PRIu32 " by search", c->left);
         qc_strbuf_puts(out, "\n");
-=======
-}
-
-static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
-{
-    const char *with = r->calibration_text ? r->calibration_text : r->calibration_hessians;
-    if (!with)
-        return;
-    qc_strbuf_putf(out, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
-                   qc_plural(r->calibrated));
-    add_printable(out, with);
-    if (r->calibration_text)
-        qc_strbuf_putf(out, " (%" PRIu64 " tokens", r->calibration_tokens);
-    if (r->calibration_mix > 0)
-        qc_strbuf_putf(out, ", %.0f%% of the bundled text", 100 * r->calibration_mix);
-    if (r->calibration_text)
-        qc_strbuf_puts(out, ")");
-    if (r->calibrated)
-        qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs_rounded,
-                       r->outputs_calibrated);
-    if (r->not_calibrated)
-        qc_strbuf_putf(out, "; %" PRIu64 " by search", r->not_calibrated);
-    qc_strbuf_puts(out, "\n");
-    if (r->judged.tokens > 0)
-        qc_strbuf_putf(out,
-                       "  judged    on %" PRIu64 " other tokens: error in answers %.3e by search, "
-                       "%.3e calibrated\n",
-                       r->judged.tokens, r->judged.search, r->judged.calibrated);
-}
-
-static void add_heading(const qc_convert_report *r, qc_strbuf *out)
-{
-    if (r->part_count > 1)
-        qc_strbuf_putf(out, "part %u of %u %s: ", r->part_index + 1, r->part_count,
-                       was_last(r) ? "was the last" : "is done");
-    qc_strbuf_puts(out, r->dry_run ? "dry run: " : "converted ");
-    add_printable(out, r->model);
-    if (r->out) {
-        qc_strbuf_puts(out, " -> ");
-        add_printable(out, r->out);
->>>>>>> scale
+        if (c->judged.tokens > 0)
+            qc_strbuf_putf(out,
+                           "  judged    on %" PRIu64 " other tokens: error in answers %.3e by "
+                           "search, %.3e calibrated\n",
+                           c->judged.tokens, c->judged.search, c->judged.calibrated);
     }
     if (r->gpu_weights > 0) { /* else the CPU did all of them */
         qc_strbuf_show(out, "  device    %s", r->device);
@@ -271,7 +238,11 @@ static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
     qc_json_put_text(w, "sided", c->sided == 2 ? "two" : "one");
     qc_json_put_u64(w, "weights", c->weights);
     qc_json_put_u64(w, "left", c->left);
+    qc_json_put_double(w, "mix", c->mix);
     if (!r->dry_run) {
+        qc_json_put_u64(w, "judged_tokens", c->judged.tokens);
+        qc_json_put_double(w, "judged_search", c->judged.search);
+        qc_json_put_double(w, "judged_calibrated", c->judged.calibrated);
         qc_json_put_rows(w, qc_manifest_output_rows, 0, &r->outputs);
         qc_json_put_double(w, "seconds", c->seconds);
     }
@@ -285,7 +256,6 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
     qc_json_put_u64(w, "of", r->part_count);
     qc_json_begin_line(w, "to_come");
     for (unsigned i = 0; i < r->parts_left_count; i++)
-<<<<<<< HEAD
         qc_json_put_u64(w, NULL, r->parts_left[i] + 1);
     qc_json_end(w);
     qc_json_put_text(w, "completed",
@@ -294,58 +264,6 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
                      : was_last(r)           ? "here"
                                              : NULL);
     qc_json_end(w);
-=======
-        qc_json_write_u64(w, r->parts_left[i] + 1);
-    qc_json_write_end_array(w);
-    qc_json_member_string(w, "completed",
-                          r->complete_before      ? "before"
-                          : r->complete_meanwhile ? "meanwhile"
-                          : was_last(r)           ? "here"
-                                                  : NULL);
-    qc_json_write_end_object(w);
-}
-
-static void put_adapters(qc_json_writer *w, const qc_convert_report *r)
-{
-    if (r->adapter_count == 0)
-        return;
-    qc_json_member_begin_array(w, "adapters");
-    for (size_t i = 0; i < r->adapter_count; i++) {
-        const qc_attached_adapter *a = &r->adapters[i];
-        qc_json_member_begin_row(w);
-        qc_json_member_path(w, "path", a->adapter->path);
-        qc_json_member_double(w, "scale", a->scale);
-        qc_json_member_u64(w, "weights", a->weights);
-        qc_json_member_u64(w, "biases", a->biases);
-        qc_json_member_u64(w, "replaced", a->wholes);
-        qc_json_write_end_object(w);
-    }
-    qc_json_write_end_array(w);
-}
-
-static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
-{
-    if (!r->calibration_text && !r->calibration_hessians)
-        return;
-    qc_json_member_begin_object(w, "calibration");
-    qc_json_member_path(w, "text", r->calibration_text);
-    qc_json_member_path(w, "hessians", r->calibration_hessians);
-    qc_json_member_u64(w, "tokens", r->calibration_tokens);
-    qc_json_member_double(w, "damping", r->calibration_damping);
-    qc_json_member_string(w, "sided", r->calibration_sided == 2 ? "two" : "one");
-    qc_json_member_u64(w, "weights", r->calibrated);
-    qc_json_member_u64(w, "left", r->not_calibrated);
-    qc_json_member_double(w, "mix", r->calibration_mix);
-    if (!r->dry_run) {
-        qc_json_member_u64(w, "judged_tokens", r->judged.tokens);
-        qc_json_member_double(w, "judged_search", r->judged.search);
-        qc_json_member_double(w, "judged_calibrated", r->judged.calibrated);
-        qc_json_member_double(w, "rounded", r->outputs_rounded);
-        qc_json_member_double(w, "calibrated", r->outputs_calibrated);
-        qc_json_member_double(w, "seconds", r->calibration_seconds);
-    }
-    qc_json_write_end_object(w);
->>>>>>> scale
 }
 
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)

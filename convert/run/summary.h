@@ -40,25 +40,11 @@ typedef struct {
     qc_resume_found found; /* what an interrupted conversion had left, if this run continued it */
     const qc_attached_adapter *adapters; /* --lora; those of the checkpoint */
     size_t adapter_count;
-<<<<<<< HEAD
     /* --hessians; without it, text and hessians are NULL. Its weights are those that this run or an
      * earlier one calibrated, its seconds those of all runs that it took. */
     qc_calibrate_report calibration;
     qc_manifest_outputs outputs; /* mean errors over the calibrated weights */
     const char *worst_name;      /* quantized tensor with the largest rel_mse; NULL: none */
-=======
-    /* --hessians; without it, text and hessians are NULL */
-    const char *calibration_text, *calibration_hessians; /* as given */
-    uint64_t calibration_tokens;
-    uint64_t calibrated, not_calibrated; /* counts of the weights that are quantized */
-    double calibration_damping, calibration_mix;
-    qc_manifest_judged judged;
-    unsigned calibration_sided; /* 1 or 2 */
-    double calibration_seconds; /* of all runs that it took; 0: an earlier run did all of it */
-    double outputs_rounded;     /* mean error in outputs over the calibrated weights */
-    double outputs_calibrated;
-    const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
->>>>>>> scale
     double worst_rel_mse;
     double worst_max_err;
     const struct qc_auto_result *choice; /* --to auto; else NULL */
