@@ -15,11 +15,14 @@ tests/accuracy were put beside them as calibrate-stories.ids and judge-stories.i
 which is a file of token ids, one window a line. Beside each text stand the relative rank that the program finds,
 the share that it mixes in by itself (`auto`), and what it says of its own windows of the bundled text. Forward
 passes are llama_numpy's, which reads outputs that are not compressed. What OUT.json has already is not measured
-again. As in bench/results/calibration_texts.json, with --judge-tokens 4096:
+again. As in bench/results/calibration_mix.json, with --judge-tokens 4096:
 
     --search 'qconv {model} {out} --to nf4 --scale search --compress none'
     --calibrate 'python -m qconv calibrate {model} {out} --to nf4 --text {text} --mix {mix} --compress none
                  --calibration-context 256 --calibration-tokens 16384 --quiet'
+
+bench/results/calibration_texts.json is of the C program that still read texts, where this script mixed them and
+took the ranks: more kinds of texts, and shares from 0 to 0.75.
 """
 from __future__ import annotations
 
@@ -312,7 +315,7 @@ def show(path: Path) -> None:
             for mix, cells in sorted(row["shares"].items(), key=lambda item: (item[0] == "auto", item[0])):
                 shown = "%.2f, the rule's" % row["auto"] if mix == "auto" else mix
                 rows.append([text, "%.2f" % row["relative_rank"], shown, "**%.2f**" % max(cells.values()),
-                             "%.2f" % row["own"][mix], *("%.3f" % cells[k] for k in judged)])
+                             "%.2f" % row["own"][mix] if "own" in row else "", *("%.3f" % cells[k] for k in judged)])
         print("%s\n\n%s\n" % (name, markdown(("text", "relative rank", "mix", "worst", "own", *judged), rows)))
 
 
