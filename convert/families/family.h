@@ -50,7 +50,7 @@ typedef enum {
 
 /* Names are literal, except for '#' (a run of digits; of a row: the number of an expert) and
  * '{a|b|}' (any of these, also nothing). Shapes and conditions are calculated
- * (convert/known/shape_text.h). */
+ * (convert/families/shape_text.h). */
 typedef struct {
     const char *name;
     qc_row_kind kind;

@@ -1,7 +1,7 @@
 /* Makes the tensors of a model from the rows of its family (convert/families/family_table.c). */
 #include "convert/known/model_tensors.h"
 
-#include "convert/known/shape_text.h"
+#include "convert/families/shape_text.h"
 #include "convert/model/geometry.h"
 
 #include <inttypes.h>

@@ -10,6 +10,7 @@
 #include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
+#include "convert/families/shape_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -235,52 +236,36 @@ static qc_status read_kinds(const qc_geometry_reader *r, kind *kinds, qc_error *
 
 /* ---- states ---- */
 
-/* What the families of Mamba call their sizes. A row with heads is Mamba 2, where the B and C of
- * the groups also pass the convolution. */
-static const struct {
-    const char *types;
-    const char *inner, *expand; /* the width, which is given or a multiple of the hidden size */
-    const char *heads, *head_dim;
-    const char *state, *groups, *conv;
-    uint64_t state_missing;
-} state_names[] = {
-    {" mamba falcon_mamba ", "intermediate_size", "expand", "", "", "state_size", "", "conv_kernel",
-     16},
-    {" jamba ", "", "mamba_expand", "", "", "mamba_d_state", "", "mamba_d_conv", 16},
-    {" zamba ", "", "mamba_expand", "", "", "mamba_d_state", "", "mamba_d_conv", 16},
-    {" mamba2 ", "", "expand", "", "", "state_size", "n_groups", "conv_kernel", 128},
-    {" bamba granitemoehybrid ", "", "mamba_expand", "", "", "mamba_d_state", "mamba_n_groups",
-     "mamba_d_conv", 256},
-    {" falcon_h1 ", "mamba_d_ssm", "mamba_expand", "", "", "mamba_d_state", "mamba_n_groups",
-     "mamba_d_conv", 256},
-    {" nemotron_h ", "", "", "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
-     "conv_kernel", 128},
-    {" zamba2 ", "", "mamba_expand", "", "", "mamba_d_state", "mamba_ngroups", "mamba_d_conv", 64},
-};
+#define WIDE       "mamba_expand?2*hidden"
+#define MAMBA1     "(intermediate_size?+!intermediate_size?*expand?2*hidden)"
+#define FALCON     "(mamba_d_ssm?+!mamba_d_ssm?*" WIDE ")"
+#define NEMOTRON   "(mamba_num_heads?*mamba_head_dim?+!mamba_num_heads?*2*hidden)"
+#define XLSTM_KEYS "((hidden/2+63)/64*64/heads)"
 
-static qc_status read_mamba_state(const qc_geometry_reader *r, size_t row, qc_layer_geometry *out,
-                                  qc_error *err)
-{
-    uint64_t inner = 0, expand = 0, heads = 0, head_dim = 0, state = 0, groups = 0, conv = 0;
-    QC_TRY(qc_geometry_size(r, &inner, state_names[row].inner, 0, err));
-    QC_TRY(qc_geometry_size(r, &heads, state_names[row].heads, 0, err));
-    QC_TRY(qc_geometry_size(r, &head_dim, state_names[row].head_dim, 0, err));
-    QC_TRY(
-        qc_geometry_size(r, &state, state_names[row].state, state_names[row].state_missing, err));
-    QC_TRY(qc_geometry_size(r, &conv, state_names[row].conv, 4, err));
-    if (inner == 0 && heads != 0)
-        inner = qc_sat_mul(heads, head_dim);
-    if (inner == 0) {
-        QC_TRY(qc_geometry_size(r, &expand, state_names[row].expand, 2, err));
-        inner = qc_sat_mul(expand, r->out->hidden);
-    }
-    if (state_names[row].groups[0])
-        QC_TRY(qc_geometry_size(r, &groups, state_names[row].groups, 1, err));
-    out->state_elems =
-        qc_sat_mul(qc_sat_add(inner, qc_sat_mul(2, qc_sat_mul(groups, state))), conv);
-    out->state_f32_elems = qc_sat_mul(inner, state);
-    return QC_OK;
-}
+/* What one recurrent layer keeps, as sums (convert/families/shape_text.h): elements in 16 bit, and
+ * in single precision. In Mamba 2 the B and C of the groups also pass the convolution. xLSTM has a
+ * matrix, a normalizer and a maximum per head; its qk_dim_factor and v_dim_factor are fractions,
+ * which are not read, and all releases have their defaults, 1/2 and 1. */
+static const struct {
+    const char *types, *elems, *f32_elems;
+} states[] = {
+    {" mamba falcon_mamba ", MAMBA1 "*conv_kernel?4", MAMBA1 "*state_size?16"},
+    {" jamba zamba ", WIDE "*mamba_d_conv?4", WIDE "*mamba_d_state?16"},
+    {" mamba2 ", "(expand?2*hidden+2*n_groups?1*state_size?128)*conv_kernel?4",
+     "expand?2*hidden*state_size?128"},
+    {" bamba granitemoehybrid ", "(" WIDE "+2*mamba_n_groups?1*mamba_d_state?256)*mamba_d_conv?4",
+     WIDE "*mamba_d_state?256"},
+    {" falcon_h1 ", "(" FALCON "+2*mamba_n_groups?1*mamba_d_state?256)*mamba_d_conv?4",
+     FALCON "*mamba_d_state?256"},
+    {" nemotron_h ", "(" NEMOTRON "+2*n_groups?1*ssm_state_size?128)*conv_kernel?4",
+     NEMOTRON "*ssm_state_size?128"},
+    {" zamba2 ", "(" WIDE "+2*mamba_ngroups?1*mamba_d_state?64)*mamba_d_conv?4",
+     WIDE "*mamba_d_state?64"},
+    {" xlstm ", "heads*(" XLSTM_KEYS "*((hidden+63)/64*64/heads)+" XLSTM_KEYS "+1)", "0"},
+    {" lfm2 lfm2_moe lfm3 ", "hidden*conv_L_cache?3", "0"},
+    {" minimax ", "heads*head_dim*head_dim", "0"},
+    {" rwkv ", "2*hidden", "3*(attention_hidden_size?+!attention_hidden_size?*hidden)"},
+};
 
 /* Reads the state of a gated delta rule: a convolution over queries, keys and values, and a matrix
  * per head. */
@@ -299,49 +284,26 @@ static qc_status read_delta_state(const qc_geometry_reader *r, qc_layer_geometry
     return QC_OK;
 }
 
-static uint64_t next_multiple(uint64_t n, uint64_t of)
-{
-    return (n + of - 1) / of * of;
-}
-
-/* Sets the state of xLSTM: a matrix, a normalizer and a maximum per head. qk_dim_factor and
- * v_dim_factor are fractions, which the reader of config.json refuses as sizes; all releases have
- * their defaults, 1/2 and 1. */
-static void set_xlstm_state(const qc_geometry *g, qc_layer_geometry *out)
-{
-    uint64_t heads = g->heads ? g->heads : 1;
-    uint64_t qk = next_multiple(g->hidden / 2, 64) / heads,
-             v = next_multiple(g->hidden, 64) / heads;
-    out->state_elems = qc_sat_mul(heads, qc_sat_add(qc_sat_add(qc_sat_mul(qk, v), qk), 1));
-}
-
 /* Reads what one recurrent layer keeps. It is all zero for a type whose state is not known. */
 static qc_status read_state(const qc_geometry_reader *r, qc_layer_geometry *out, qc_error *err)
 {
     const qc_geometry *g = r->out;
+    const qc_shape_facts facts = {
+        .config = &r->config, .hidden = g->hidden, .heads = g->heads, .head_dim = g->head_dim};
     uint64_t width = 0, conv = 0;
-    for (size_t i = 0; i < sizeof state_names / sizeof *state_names; i++) {
-        if (qc_geometry_is(r, state_names[i].types))
-            return read_mamba_state(r, i, out, err);
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+        if (!qc_geometry_is(r, states[i].types))
+            continue;
+        QC_TRY(qc_shape_when(&out->state_elems, states[i].elems, 0, &facts, err));
+        return qc_shape_when(&out->state_f32_elems, states[i].f32_elems, 0, &facts, err);
     }
     if (text_field(r, "linear_num_value_heads linear_num_heads"))
         return read_delta_state(r, out, err);
-    if (qc_geometry_is(r, " xlstm ")) {
-        set_xlstm_state(g, out);
-    } else if (qc_geometry_is(r, " lfm2 lfm2_moe lfm3 ")) {
-        QC_TRY(qc_geometry_size(r, &conv, "conv_L_cache", 3, err));
-        out->state_elems = qc_sat_mul(g->hidden, conv);
-    } else if (qc_geometry_is(r, " minimax ")) {
-        out->state_elems = qc_sat_mul(g->heads, qc_sat_mul(g->head_dim, g->head_dim));
-    } else if (qc_geometry_is(r, " recurrent_gemma ")) {
+    if (qc_geometry_is(r, " recurrent_gemma ")) {
         QC_TRY(qc_geometry_size(r, &width, "lru_width", g->hidden, err));
         QC_TRY(qc_geometry_size(r, &conv, "conv1d_width", 4, err));
         out->state_elems = qc_sat_mul(width, conv ? conv - 1 : 0);
         out->state_f32_elems = width;
-    } else if (qc_geometry_is(r, " rwkv ")) {
-        QC_TRY(qc_geometry_size(r, &width, "attention_hidden_size", g->hidden, err));
-        out->state_elems = qc_sat_mul(2, g->hidden);
-        out->state_f32_elems = qc_sat_mul(3, width);
     }
     return QC_OK;
 }

@@ -1,5 +1,5 @@
 /* The calculator of shapes and conditions, and the rows of all families that it has to read. */
-#include "convert/known/shape_text.h"
+#include "convert/families/shape_text.h"
 #include "tests/fixtures/test_model.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-#include "convert/known/shape_text.h"
+#include "convert/families/shape_text.h"
 
 #include "base/checked.h"
 
