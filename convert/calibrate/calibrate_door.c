@@ -452,7 +452,6 @@ static qc_status run(phase *p, qc_error *err)
     qc_calibrator *k = p->k;
     const qc_door_hello *h = &p->d->hello;
     qc_calibrate_outlook ahead;
-    char inputs[64] = "the second moments to come";
     if (k->o->calibrate.sided > 0 && k->o->calibrate.sided != h->sided)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--sided says otherwise than the hello on --hessians %s, where \"sided\" is %u",
