@@ -422,13 +422,14 @@ def page(results: dict[str, Any]) -> str:
     """What docs/theory/calibration.md has of the results."""
     lines: list[str] = []
     for m in results.get("measured", []):
-        layers, weights = m["shape"]["layers"], m["linear_weights"]
-        parts = {n: v for n, v in m["parts"].items() if n != "other"}
-        lines += ["Measured: %d layer%s of 8B's width (%d linear weights), %d tokens in windows of %d, all of them backwards, on "
-                  "two cores that others used, too:" % (layers, "s" * (layers > 1), weights, m["tokens"], m["context"]), "",
+        layers = m["shape"]["layers"]
+        lines += ["Measured: %d layer%s, %d wide, %d inside, %d tokens in windows of %d, all of them backwards, on %d cores with a "
+                  "load of %.0f:" % (
+                      layers, "s" * (layers > 1), m["shape"]["hidden"], m["shape"]["inside"], m["tokens"], m["context"],
+                      m["processors"], m["load_average"]), "",
                   table(("part", "seconds a layer", "of processors a layer"),
-                        [(n, "%.0f" % (v["wall_s"] / layers), "%.0f" % ((v["python_cpu_s"] + v["program_cpu_s"]) / layers))
-                         for n, v in parts.items()]), ""]
+                        [(n, "%.1f" % (v["wall_s"] / layers), "%.1f" % ((v["python_cpu_s"] + v["program_cpu_s"]) / layers))
+                         for n, v in m["parts"].items() if n != "other"]), ""]
     counted = results["counted"]
     models = counted["models"]
     names = list(next(iter(models.values()))["operations"])

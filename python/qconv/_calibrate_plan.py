@@ -125,8 +125,8 @@ def fast_products(devices: Sequence[str]) -> Iterator[None]:
 
 
 def rate_of(device: str) -> float:
-    """Operations a second of a product of float32 matrices: the best that is seen in about a second, as the first one of
-    a size may load a library and other processes may disturb."""
+    """Operations a second of a product of float32 matrices: the best that is seen in about a second, as the first one
+    of a size may load a library and other processes may disturb."""
     n, best, began = 512, 0.0, time.monotonic()
     while n < 2048 or time.monotonic() - began < 0.5:
         a, begin = torch.full((n, n), 0.5, device=device), time.monotonic()
@@ -225,7 +225,8 @@ def foresee(phase: Mapping[str, Any], stream: Any, windows: Windows, rows: int, 
     largest = max((sum(w["rows"] * w["cols"] for w in ws) for ws in sets.values()), default=0)
     # A layer as it was and as it becomes, and slices that wait at the widest input; then sums with a product.
     layer = 2 * s.layer_bytes + 4 * streams * batch * (widest + 2 * s.hidden)
-    passes, logits = layer + 20 * widest ** 2, 24 * slice_tokens * s.vocabulary if back else 0
+    working = 4 * slice_tokens * (16 * s.hidden + 8 * widest)  # of the slice at hand, with what its gradients need
+    passes, logits = layer + 20 * widest ** 2 + working, 24 * slice_tokens * s.vocabulary if back else 0
     handed = 8 * widest ** 2 + 8 * largest + phase["memory"]  # files in memory, and what the program makes of them
     solver = int(phase["device_memory"])
     host, cards, used, states = resident(), {}, list(devices), "memory"  # type: int, Dict[str, int], List[str], str
