@@ -1,10 +1,10 @@
 """One calibration, killed at random moments, ends with the same bytes.
 
-usage: PYTHON bench/calibrate_kills.py [--kills 20] [--seed 1] [--tokens 4096] [--json bench/results/calibrate_kills.json]
-       [MODEL]
+usage: PYTHON bench/calibrate_kills.py [--kills 20] [--seed 1] [--tokens 4096] [MODEL]
+                                       [--json bench/results/calibrate_kills.json]
 
-The command runs once undisturbed. Then it runs again and again in another folder; at a moment that is drawn from the
-time the first run took, Python, the program that it started, or both are killed with SIGKILL, in turn, and the same
+The command runs once undisturbed. Then it runs again and again in another folder; at a moment that is drawn from the time
+the first run took (without half of that before there was a program), Python, the program that it started, or both are killed with SIGKILL, in turn, and the same
 command goes on. Whenever it comes to its end, all files have to be those of the first run (qconv.json but for
 times), and it begins anew until there were enough kills. Exit code 1 where they are not.
 """
@@ -41,10 +41,12 @@ def contents(out):
 
 
 def children(pid):
+    """The processes that it started; /proc/PID/task/*/children is not everywhere."""
     found = []
-    for task in Path("/proc/%d/task" % pid).glob("*/children"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            found += map(int, task.read_text().split())
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
         except OSError:
             pass
     return found
@@ -59,9 +61,10 @@ def dead(pid):
 
 
 def kill(python, kind):
-    """Kills these, and waits until both are gone. Returns whether there was a program."""
+    """Kills these, and waits until both are gone. Returns what was killed: there may be no program yet, or no more."""
     programs = children(python.pid)
-    for pid in ([python.pid] if kind != "program" else []) + (programs if kind != "python" else []):
+    targets = ([python.pid] if kind != "program" or not programs else []) + (programs if kind != "python" else [])
+    for pid in targets:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -69,7 +72,7 @@ def kill(python, kind):
     python.wait()
     while not all(dead(pid) for pid in programs):
         time.sleep(0.05)
-    return bool(programs)
+    return kind if programs else "python"
 
 
 def main():
@@ -94,24 +97,26 @@ def main():
     draw = random.Random(arguments.seed)
     began = time.monotonic()
     undisturbed = start(work / "whole", None)
+    while undisturbed.poll() is None and not children(undisturbed.pid):
+        time.sleep(0.05)
+    before = time.monotonic() - began  # torch is imported before there is a program
     if undisturbed.wait() != 0:
         sys.exit("the undisturbed run failed")
     seconds = time.monotonic() - began
     expected = contents(work / "whole")
     kills = {kind: 0 for kind in KINDS}
-    with_program = ends = 0
+    ends = 0
     different = []
     out = work / "killed"
     while sum(kills.values()) < arguments.kills or len(list(work.iterdir())) > 1:
         killing = sum(kills.values()) < arguments.kills
         run = start(out, None if not killing else subprocess.DEVNULL)
-        moment = draw.uniform(0, seconds)
+        moment = draw.uniform(before / 2, seconds)
         then = time.monotonic() + moment
         while run.poll() is None and (not killing or time.monotonic() < then):
             time.sleep(0.01)
         if run.poll() is None:
-            kind = KINDS[sum(kills.values()) % len(KINDS)]
-            with_program += kill(run, kind)
+            kind = kill(run, KINDS[sum(kills.values()) % len(KINDS)])
             kills[kind] += 1
             print("killed %s at %.1f s of %.1f" % (kind, moment, seconds), flush=True)
             continue
@@ -128,9 +133,10 @@ def main():
     if arguments.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         arguments.json.write_text(json_text({
-            "bench": "calibrate_kills", "command": "PYTHON bench/calibrate_kills.py --kills %d --seed %d" % (
-                arguments.kills, arguments.seed), "commit": commit.stdout.strip(), "seconds_undisturbed": round(seconds, 1),
-            "kills": kills, "with_a_program": with_program, "ends": ends, "different": different}) + "\n")
+            "bench": "calibrate_kills", "command": "PYTHON bench/calibrate_kills.py --kills %d --seed %d --tokens %d" % (
+                arguments.kills, arguments.seed, arguments.tokens), "commit": commit.stdout.strip(), "seconds_undisturbed": round(seconds, 1),
+            "seconds_before_the_program": round(before, 1),
+            "kills": kills, "ends": ends, "different": different}) + "\n")
     sys.exit(1 if different else 0)
 
 
