@@ -3,11 +3,11 @@
 usage: PYTHON bench/calibrate_kills.py [--kills 20] [--seed 1] [--tokens 4096] [MODEL]
                                        [--json bench/results/calibrate_kills.json]
 
-The command runs once undisturbed. Then it runs again and again in another folder. At a moment that is drawn from the time
-the shortest run took (with a program, or for Python alone also some time before), Python, the program that it started, or
-both are killed with SIGKILL, in turn, and the same command goes on. Whenever it comes to its end, all files have to be
-those of the first run (qconv.json but for times), and it begins anew until there were enough kills. Exit code 1 where
-they are not.
+The command runs once undisturbed. Then it runs again and again in another folder. At a moment that is drawn from the
+time the shortest run took (with a program, or for Python alone also some time before), Python, the program that it
+started, or both are killed with SIGKILL, in turn, and the same command goes on. Whenever it comes to its end, all files
+have to be those of the first run (qconv.json but for times), and it begins anew until there were enough kills. Exit
+code 1 where they are not.
 """
 import argparse
 import json
