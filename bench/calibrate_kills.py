@@ -3,10 +3,11 @@
 usage: PYTHON bench/calibrate_kills.py [--kills 20] [--seed 1] [--tokens 4096] [MODEL]
                                        [--json bench/results/calibrate_kills.json]
 
-The command runs once undisturbed. Then it runs again and again in another folder; at a moment that is drawn from the time
-the first run took (without half of that before there was a program), Python, the program that it started, or both are killed with SIGKILL, in turn, and the same
-command goes on. Whenever it comes to its end, all files have to be those of the first run (qconv.json but for
-times), and it begins anew until there were enough kills. Exit code 1 where they are not.
+The command runs once undisturbed. Then it runs again and again in another folder. At a moment that is drawn from the
+time the shortest run took (with a program, or for Python alone also some time before), Python, the program that it
+started, or both are killed with SIGKILL, in turn, and the same command goes on. Whenever it comes to its end, all files
+have to be those of the first run (qconv.json but for times), and it begins anew until there were enough kills. Exit
+code 1 where they are not.
 """
 import argparse
 import json
@@ -111,18 +112,21 @@ def main():
     while sum(kills.values()) < arguments.kills or len(list(work.iterdir())) > 1:
         killing = sum(kills.values()) < arguments.kills
         run = start(out, None if not killing else subprocess.DEVNULL)
-        moment = draw.uniform(before / 2, seconds)
-        then = time.monotonic() + moment
-        while run.poll() is None and (not killing or time.monotonic() < then):
+        kind = KINDS[sum(kills.values()) % len(KINDS)]
+        moment = draw.uniform(before / 2 if kind == "python" else before, seconds)
+        began = time.monotonic()
+        while run.poll() is None and (not killing or time.monotonic() < began + moment):
             time.sleep(0.01)
         if run.poll() is None:
-            kind = kill(run, KINDS[sum(kills.values()) % len(KINDS)])
+            kind = kill(run, kind)
             kills[kind] += 1
             print("killed %s at %.1f s of %.1f" % (kind, moment, seconds), flush=True)
             continue
         if run.returncode != 0:
             sys.exit("a run that was not killed ended with %d" % run.returncode)
         ends += 1
+        before *= min(seconds, time.monotonic() - began) / seconds
+        seconds = min(seconds, time.monotonic() - began)
         found = contents(out)
         different += [name for name in {*expected, *found} if expected.get(name) != found.get(name)]
         print("end %d: %s" % (ends, ", ".join(different) or "the same bytes"), flush=True)
@@ -132,11 +136,11 @@ def main():
     shutil.rmtree(work)
     if arguments.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        command = "PYTHON bench/calibrate_kills.py --kills %d --seed %d --tokens %d" % (
+            arguments.kills, arguments.seed, arguments.tokens)
         arguments.json.write_text(json_text({
-            "bench": "calibrate_kills", "command": "PYTHON bench/calibrate_kills.py --kills %d --seed %d --tokens %d" % (
-                arguments.kills, arguments.seed, arguments.tokens), "commit": commit.stdout.strip(), "seconds_undisturbed": round(seconds, 1),
-            "seconds_before_the_program": round(before, 1),
-            "kills": kills, "ends": ends, "different": different}) + "\n")
+            "bench": "calibrate_kills", "command": command, "commit": commit.stdout.strip(),
+            "shortest_run_seconds": round(seconds, 1), "kills": kills, "ends": ends, "different": different}) + "\n")
     sys.exit(1 if different else 0)
 
 
