@@ -108,7 +108,7 @@ class _Evaluation:
         self.text_name = os.fspath(text)
         self.windows = w = _text.windows(
             text, self.paths[0], tokenizer=tokenizer, context=context, max_tokens=max_tokens, inputs=inputs,
-            beside=self.paths[-1], config=config, vocabulary=models[0].get_input_embeddings().weight.shape[0])
+            beside=self.paths[-1], config=config, vocabulary=_rows_of_embeddings(models[0]))
         self.answers = Answers(w, config, vocabularies[0])
         if self.answers.encoder and len(self.paths) == 1:
             raise UsageError("%s is an encoder (%s), whose hidden states are compared with another's: expected "
@@ -232,6 +232,14 @@ class Answers:
             states = [b.states(rows).last_hidden_state for b in bodies]
             for i, mask in enumerate(self.masks[-1][rows]):
                 yield [s[i][mask.to(s.device)].to(torch.float64) for s in states]
+
+
+def _rows_of_embeddings(model: Any) -> Optional[int]:
+    """None where transformers names no embeddings of tokens."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def devices_of(asked: str) -> Tuple[str, ...]:

@@ -17,6 +17,7 @@ attention_mask, or masks of [rows, heads, T, T] are made for the whole batch.
 """
 from __future__ import annotations
 
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ except ImportError:
     from transformers.modeling_utils import no_init_weights  # noqa: E402
 
 __all__ = ["Body", "Call", "Catch", "Loader", "Origin", "Outlook", "Source", "Stream", "build"]
+
+SENSES = ("pixel_values", "input_features", "input_values")  # arguments of forward that no text gives
 
 Visit = Callable[[Call, List[slice], Dict[int, str]], Iterable[Any]]
 """visit(call, pieces, params) computes a layer in place of the plain loop `(call.run(piece) for piece in pieces)`.
@@ -299,9 +302,18 @@ class Stream:
         """Runs the model's forward once on the whole batch, up to what the head takes.
 
         inputs: arguments of forward by name; tensors have the batch in dimension 0, or (packed images) all of it.
+
+        Raises InputError where forward fails and takes images or sounds that `inputs` lacks.
         """
         self.move(self.home)
-        return Body(self, inputs)
+        try:
+            return Body(self, inputs)
+        except (AttributeError, TypeError, ValueError) as error:
+            lacking = [n for n in SENSES if n in inspect.signature(self.model.forward).parameters and n not in inputs]
+            if not lacking:
+                raise
+            raise InputError("%s does not compute a text alone (%s: %s): --inputs FILE gives %s" % (
+                type(self.model).__name__, type(error).__name__, error, " or ".join(lacking))) from error
 
     def backward(self, inputs: Dict[str, Any], each: Callable[[slice, Any], None]) -> None:
         """Runs body, then each(piece, output) for every slice, then the gradients through all layers, last to first.

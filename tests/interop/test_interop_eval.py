@@ -108,6 +108,14 @@ class Whole(unittest.TestCase):
         self.assertGreaterEqual(len(equal), 60)
         self.assertFalse(set(WANTED[min(MAJOR, 5)].split()) - set(equal))
 
+    def test_a_text_alone_is_too_little(self):
+        for name, lacking in (("vit", "pixel_values"), ("clip", "pixel_values"), ("whisper", "input_features")):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                save(name, folder)
+                text, _ = lines_of(folder)
+                with self.assertRaisesRegex(qconv.InputError, rf"(?m)^\w+ .*: --inputs FILE gives {lacking}$"):
+                    qconv.evaluate(folder, against=folder, text=text, device="cpu")
+
     def test_halves_of_windows_of_several_lengths(self):
         for name in ("t5", "bart"):
             with self.subTest(name), tempfile.TemporaryDirectory() as folder:
