@@ -37,12 +37,6 @@ static void put_value(qc_json_writer *w, const qc_json_row *r, const void *from)
     case QC_ROW_U64:
         qc_json_put_exact(w, r->name, *number);
         break;
-    case QC_ROW_KNOWN:
-        qc_json_put_u64_if(w, r->name, *number > 0, *number);
-        break;
-    case QC_ROW_LIMIT:
-        qc_json_put_u64_if(w, r->name, *number < UINT64_MAX, *number);
-        break;
     case QC_ROW_SIZE:
         qc_json_put_u64(w, r->name, *(const size_t *)from);
         break;
@@ -54,9 +48,6 @@ static void put_value(qc_json_writer *w, const qc_json_row *r, const void *from)
         break;
     case QC_ROW_DOUBLE:
         qc_json_put_double(w, r->name, *(const double *)from);
-        break;
-    case QC_ROW_NUMBER:
-        qc_json_put_number(w, r->name, *(const double *)from);
         break;
     case QC_ROW_DIGEST:
         qc_digest_hex(from, hex);

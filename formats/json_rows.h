@@ -24,11 +24,8 @@ typedef enum {
     QC_ROW_DIGEST, /* qc_digest */
     QC_ROW_DTYPE,  /* qc_dtype */
     /* Only for writers: */
-    QC_ROW_PATH,  /* const char *, whatever bytes it has; null for NULL */
-    QC_ROW_SIZE,  /* size_t */
-    QC_ROW_KNOWN, /* uint64_t; null for 0 */
-    QC_ROW_LIMIT, /* uint64_t; null for UINT64_MAX */
-    QC_ROW_NUMBER /* double; null where it is not finite */
+    QC_ROW_PATH, /* const char *, whatever bytes it has; null for NULL */
+    QC_ROW_SIZE  /* size_t */
 } qc_json_row_kind;
 
 typedef struct {

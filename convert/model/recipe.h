@@ -69,7 +69,6 @@ typedef struct {
     unsigned bits;        /* of a code */
     int zero_add;         /* what is added to a stored zero point */
     qc_integer_args said;
-    int shape_is_read; /* bits and dims are not known without the content of weight_shape */
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */
     const char *name;           /* the name that it has when it is decoded */

@@ -484,12 +484,9 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
 {
     uint64_t shape[2] = {0}, words = p->codes->dims[1];
     int known = 0, other = 0;
-    qc_coded_weight guess = {0};
     QC_TRY(read_shape(f, p, shape, &known, err));
     w->dims[0] = p->codes->dims[0];
     fit_words(f, words, known ? shape : NULL, w);
-    fit_words(f, words, NULL, &guess);
-    w->shape_is_read = guess.bits != w->bits || guess.dims[1] != w->dims[1];
     for (unsigned bits = 1; bits <= 8; bits++)
         other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
     if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
