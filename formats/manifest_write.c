@@ -115,7 +115,7 @@ static qc_status put_all(const qc_manifest *m, qc_strbuf *out, qc_text_file *fil
     if (st == QC_ERR_RANGE)
         qc_error_prefix(err, "manifest");
     QC_TRY(st);
-    out->len -= sizeof closing - 1;
+    w.out->len -= sizeof closing - 1;
     return qc_strbuf_adds(out, ",\n  \"" QC_MANIFEST_SEAL_KEY "\": \"", err);
 }
 

@@ -298,12 +298,13 @@ qc_status qc_frame_read(qc_frame_reader *r, size_t index, void *dst, qc_digest *
     if (st == QC_OK && !done)
         st = r->coder ? read_and_decode(r, file, frame, dst, err)
                       : read_and_hash(r, file, frame, dst, err);
-    if (r->hash)
-        *stored = qc_digest_finish(r->hash);
+    const qc_digest whole = r->hash ? qc_digest_finish(r->hash) : (qc_digest){0};
+    if (stored)
+        *stored = whole;
     if (st == QC_ERR_INPUT)
         QC_FAIL(err, QC_ERR_CHECK, "a frame cannot be decompressed");
-    if (st == QC_OK && r->check == QC_FRAMES_ALL)
-        *content = r->coder ? qc_digest_bytes(dst, frame->content_bytes) : *stored;
+    if (st == QC_OK && content && r->check == QC_FRAMES_ALL)
+        *content = r->coder ? qc_digest_bytes(dst, frame->content_bytes) : whole;
     return st;
 }
 
