@@ -300,26 +300,20 @@ static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *p
     return qc_split_bytes(out, &s, split, err);
 }
 
-/* Does vLLM leave out a tied head that the file has, too? */
-static int is_tied_head(const qc_plan *plan, const qc_job *j)
-{
-    qc_config config;
-    const char *name = plan->model->tensors[j->source].name;
-    qc_config_open(&config, plan->model->config);
-    return strncmp(name, "lm_head.", strlen("lm_head.")) == 0 &&
-           qc_config_flag(&config, "tie_word_embeddings",
-                          qc_family_is(qc_family_find(config.model_type), "TIED"));
-}
-
 static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
                            const qc_segments *segments, const qc_tp_split *split, const qc_job *j,
                            qc_error *err)
 {
     uint32_t segment = segments->of_tensor[j->source];
     *out = 0;
-    /* Layers of multi-token prediction are loaded only for a draft model. */
-    if (segment >= segments->count || segments->segments[segment].kind == QC_SEGMENT_EXTRA ||
-        is_tied_head(plan, j))
+    if (segment >= segments->count)
+        return QC_OK;
+    /* Layers of multi-token prediction are loaded only for a draft model, and a tied head that the
+     * file has, too, never. */
+    const qc_segment *s = &segments->segments[segment];
+    const char *name = plan->model->tensors[j->source].name;
+    if (s->kind == QC_SEGMENT_EXTRA ||
+        (s->follows != QC_NO_SEGMENT && strncmp(name, "lm_head.", strlen("lm_head.")) == 0))
         return QC_OK;
     if (qc_plugin_serves(j))
         return qc_plugin_bytes(out, plan, j, split, err);
