@@ -154,9 +154,27 @@ int qc_family_classify(const qc_family *f, const char *name, qc_tensor_class *ou
     return 0;
 }
 
-int qc_family_tied(const qc_family *f)
+const char *qc_family_parameter(const char *name)
 {
-    return qc_family_is(f, "TIED");
+    const char *dot = strrchr(name, '.');
+    return dot && qc_config_word_in(dot + 1, " weight bias weight_packed weight_scale "
+                                             "weight_scale_inv weight_shape weight_zero_point ")
+               ? dot + 1
+               : "";
+}
+
+qc_split qc_family_split(const qc_family *f, const char *name)
+{
+    const size_t tail = strlen(qc_family_parameter(name));
+    const char *end = name + strlen(name) - (tail > 0 ? tail + 1 : 0);
+    for (const qc_family_group *g = f ? f->groups : NULL; g && g->prefix; g++) {
+        const char *rest = match(g->prefix, name, end, f->names, 0);
+        for (const qc_family_row *r = g->rows; rest && r->name; r++) {
+            if (match(r->name, rest, end, "", 1))
+                return r->split;
+        }
+    }
+    return QC_SPLIT_UNKNOWN;
 }
 
 int qc_family_rename(const qc_family *f, unsigned n, const char **from, const char **to)

@@ -40,6 +40,19 @@ typedef struct {
     const char *why; /* a few words, static */
 } qc_tensor_class;
 
+/* How vLLM splits a tensor over cards, as read from the code of vLLM 0.32.0. */
+typedef enum {
+    QC_SPLIT_UNKNOWN,
+    QC_SPLIT_WHOLE,
+    QC_SPLIT_COLUMNS,
+    QC_SPLIT_KV_HEADS,
+    QC_SPLIT_FUSED_QKV, /* q, k and v in one matrix */
+    QC_SPLIT_ROWS,
+    QC_SPLIT_VOCABULARY,
+    QC_SPLIT_SINKS, /* one number for each head */
+    QC_SPLIT_ABSENT /* vLLM does not load it */
+} qc_split;
+
 /* How the name of a row becomes names of tensors. */
 typedef enum {
     QC_ROW_MODULE, /* its weight has the role; it may have a bias, and scales in FP8 */
@@ -55,6 +68,7 @@ typedef struct {
     const char *name;
     qc_row_kind kind;
     qc_role role;
+    qc_split split;
     unsigned traits;
     const char *shape; /* "q, hidden"; NULL: only its role is known */
     const char *when;  /* when there is such a tensor; NULL: always */
@@ -99,8 +113,12 @@ int qc_family_is(const qc_family *f, const char *word);
 int qc_family_is_conv1d(const qc_family *f, const char *name);
 /* Returns 1 and sets *out if the family knows the name, else 0. */
 int qc_family_classify(const qc_family *f, const char *name, qc_tensor_class *out);
-/* Is the output head tied to the embeddings when config.json does not say? */
-int qc_family_tied(const qc_family *f);
+/* Returns how vLLM splits a tensor of this name, or a scale or bias of it; QC_SPLIT_UNKNOWN where
+ * the family, which may be NULL, does not know the name. */
+qc_split qc_family_split(const qc_family *f, const char *name);
+/* Returns the last component of a parameter's name, such as "weight" or "weight_scale"; "" where
+ * the tensor is no parameter of a module. */
+const char *qc_family_parameter(const char *name);
 /* Finds the n-th other name that transformers may give a module in memory: *from at the start of
  * a name becomes *to there. Returns 0 when there is no such n. */
 int qc_family_rename(const qc_family *f, unsigned n, const char **from, const char **to);

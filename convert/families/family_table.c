@@ -26,32 +26,33 @@
  *   TOWER            a model of images beside the text; EXTRA_ROWS: of the embeddings, 8
  *   FP8, MXFP4       the ways of quantizing in which it is released
  *   ROTARY           transformers expects rotary tables in a device map
- *   TP               vLLM splits it over cards by the names of split_names.c and nothing else
+ *   TP               vLLM splits it over cards as its rows say
  *   ROLES            only the roles of its tensors are known */
 #include "convert/families/family.h"
 
 /* clang-format off */
 
-#define END {NULL, QC_ROW_MODULE, QC_ROLE_OTHER, 0, NULL, NULL, NULL, NULL}
-#define ROW(name, kind, role, traits, shape, when, bias, why)                                      \
-    {name, QC_ROW_##kind, QC_ROLE_##role, traits, shape, when, bias, why}
-#define LINEAR(name, shape, when, bias)   ROW(name, MODULE, LINEAR, 0, shape, when, bias, NULL)
-#define CONV1D(name, shape)  ROW(name, MODULE, LINEAR, QC_TRAIT_CONV1D, shape, NULL, "1", NULL)
-#define PLAIN(name, shape, when)  ROW(name, MODULE, LINEAR, QC_TRAIT_PLAIN, shape, when, NULL, NULL)
-#define NORM(name, shape, when)           ROW(name, NORM, NORM, 0, shape, when, NULL, NULL)
-#define LAYER_NORM(name, shape, when)     ROW(name, NORM, NORM, 0, shape, when, "1", NULL)
-#define EMBEDDING(name, shape, when)      ROW(name, MODULE, EMBEDDING, 0, shape, when, NULL, NULL)
-#define HEAD(name, shape, when)           ROW(name, MODULE, HEAD, 0, shape, when, NULL, NULL)
-#define LABELS(name, shape, when)  ROW(name, MODULE, HEAD, 0, shape, when, "1", "classification head")
-#define ROUTER(name, shape, when)  ROW(name, MODULE, ROUTER, QC_TRAIT_MODULE, shape, when, NULL, NULL)
-#define PARAMETER_ROUTER(name, shape, when, bias) ROW(name, MODULE, ROUTER, 0, shape, when, bias, NULL)
-#define CONV(name, shape, bias)           ROW(name, MODULE, CONV, 0, shape, NULL, bias, NULL)
-#define TABLE(name, shape, when)          ROW(name, TENSOR, EMBEDDING, 0, shape, when, NULL, NULL)
-#define OTHER(name, shape, when, why)     ROW(name, TENSOR, OTHER, 0, shape, when, NULL, why)
-#define BUFFER(name)  ROW(name, TENSOR, OTHER, QC_TRAIT_FIXED, NULL, NULL, NULL, "buffer")
+#define END {NULL, QC_ROW_MODULE, QC_ROLE_OTHER, QC_SPLIT_UNKNOWN, 0, NULL, NULL, NULL, NULL}
+#define ROW(name, kind, role, split, traits, shape, when, bias, why)                               \
+    {name, QC_ROW_##kind, QC_ROLE_##role, QC_SPLIT_##split, traits, shape, when, bias, why}
+#define SPLIT(name, split, shape, when, bias) ROW(name, MODULE, LINEAR, split, 0, shape, when, bias, NULL)
+#define LINEAR(name, shape, when, bias)   SPLIT(name, UNKNOWN, shape, when, bias)
+#define CONV1D(name, shape)  ROW(name, MODULE, LINEAR, UNKNOWN, QC_TRAIT_CONV1D, shape, NULL, "1", NULL)
+#define PLAIN(name, shape, when)  ROW(name, MODULE, LINEAR, UNKNOWN, QC_TRAIT_PLAIN, shape, when, NULL, NULL)
+#define NORM(name, shape, when)           ROW(name, NORM, NORM, WHOLE, 0, shape, when, NULL, NULL)
+#define LAYER_NORM(name, shape, when)     ROW(name, NORM, NORM, WHOLE, 0, shape, when, "1", NULL)
+#define EMBEDDING(name, shape, when)      ROW(name, MODULE, EMBEDDING, VOCABULARY, 0, shape, when, NULL, NULL)
+#define HEAD(name, shape, when)           ROW(name, MODULE, HEAD, VOCABULARY, 0, shape, when, NULL, NULL)
+#define LABELS(name, shape, when)  ROW(name, MODULE, HEAD, UNKNOWN, 0, shape, when, "1", "classification head")
+#define ROUTER(name, shape, when)  ROW(name, MODULE, ROUTER, WHOLE, QC_TRAIT_MODULE, shape, when, NULL, NULL)
+#define PARAMETER_ROUTER(name, shape, when, bias) ROW(name, MODULE, ROUTER, WHOLE, 0, shape, when, bias, NULL)
+#define CONV(name, shape, bias)           ROW(name, MODULE, CONV, UNKNOWN, 0, shape, NULL, bias, NULL)
+#define TABLE(name, shape, when)          ROW(name, TENSOR, EMBEDDING, UNKNOWN, 0, shape, when, NULL, NULL)
+#define OTHER(name, shape, when, why)     ROW(name, TENSOR, OTHER, UNKNOWN, 0, shape, when, NULL, why)
+#define BUFFER(name)  ROW(name, TENSOR, OTHER, ABSENT, QC_TRAIT_FIXED, NULL, NULL, NULL, "buffer")
 #define ROUTER_BIAS(name, when) \
-    ROW(name, TENSOR, BIAS, QC_TRAIT_FIXED | QC_TRAIT_F32, "experts", when, NULL, "bias of the router")
-#define SHAPE(name, shape, when)          ROW(name, SHAPE, OTHER, 0, shape, when, NULL, NULL)
+    ROW(name, TENSOR, BIAS, WHOLE, QC_TRAIT_FIXED | QC_TRAIT_F32, "experts", when, NULL, "bias of the router")
+#define SHAPE(name, split, shape, when)   ROW(name, SHAPE, OTHER, split, 0, shape, when, NULL, NULL)
 
 /* ---- decoders in the manner of Llama ---- */
 
@@ -62,13 +63,13 @@
 #define M_BIAS  "MLP_BIAS*mlp_bias~"
 
 static const qc_family_row decoder_layer[] = {
-    LINEAR("self_attn.q_proj", "q+GATED*q, hidden", OWN, Q_BIAS),
-    LINEAR("self_attn.{k|v}_proj", "kv, hidden", OWN, Q_BIAS),
-    LINEAR("self_attn.qkv_proj", "q+2*kv, hidden", "FUSED_QKV", NULL),
-    LINEAR("self_attn.o_proj", "hidden, q", "!(state+cross+LATENT)", O_BIAS),
-    LINEAR("mlp.{gate|up}_proj", I ", hidden", "!(moe+NO_MLP+FUSED_MLP)", M_BIAS),
-    LINEAR("mlp.gate_up_proj", "2*" I ", hidden", "FUSED_MLP", NULL),
-    LINEAR("mlp.down_proj", "hidden, " I, "!(moe+NO_MLP)", M_BIAS),
+    SPLIT("self_attn.q_proj", COLUMNS, "q+GATED*q, hidden", OWN, Q_BIAS),
+    SPLIT("self_attn.{k|v}_proj", KV_HEADS, "kv, hidden", OWN, Q_BIAS),
+    SPLIT("self_attn.qkv_proj", FUSED_QKV, "q+2*kv, hidden", "FUSED_QKV", NULL),
+    SPLIT("self_attn.o_proj", ROWS, "hidden, q", "!(state+cross+LATENT)", O_BIAS),
+    SPLIT("mlp.{gate|up}_proj", COLUMNS, I ", hidden", "!(moe+NO_MLP+FUSED_MLP)", M_BIAS),
+    SPLIT("mlp.gate_up_proj", COLUMNS, "2*" I ", hidden", "FUSED_MLP", NULL),
+    SPLIT("mlp.down_proj", ROWS, "hidden, " I, "!(moe+NO_MLP)", M_BIAS),
     NORM("input_layernorm", "hidden", "!WIDE_NORMS"),
     NORM("post_attention_layernorm", "hidden", NULL),
     NORM("pre_feedforward_layernorm", "hidden", "FOUR_NORMS"),
@@ -85,7 +86,7 @@ static const qc_family_row decoder_top[] = {
     EMBEDDING("embed_tokens", "vocab_size+8*EXTRA_ROWS, hidden", NULL),
     NORM("norm", "hidden", NULL),
     HEAD("lm_head", NULL, NULL),
-    ROW("score", MODULE, HEAD, 0, NULL, NULL, NULL, "classification head"),
+    ROW("score", MODULE, HEAD, UNKNOWN, 0, NULL, NULL, NULL, "classification head"),
     BUFFER("rotary_emb.inv_freq"),
     END,
 };
@@ -96,8 +97,8 @@ static const qc_family_row decoder_head[] = {
 };
 
 static const qc_family_row mixtral_layer[] = {
-    LINEAR("block_sparse_moe.experts.#.{w1|w3}", I ", hidden", NULL, NULL),
-    LINEAR("block_sparse_moe.experts.#.w2", "hidden, " I, NULL, NULL),
+    SPLIT("block_sparse_moe.experts.#.{w1|w3}", COLUMNS, I ", hidden", NULL, NULL),
+    SPLIT("block_sparse_moe.experts.#.w2", ROWS, "hidden, " I, NULL, NULL),
     ROUTER("block_sparse_moe.gate", "experts, hidden", NULL),
     PARAMETER_ROUTER("mlp.gate", NULL, NULL, NULL), /* transformers 5 in memory */
     ROUTER_BIAS("block_sparse_moe.e_score_correction_bias", "ROUTER_BIAS"),
@@ -109,12 +110,12 @@ static const qc_family_row mixtral_layer[] = {
 
 /* The general rules decide on stacks of experts, which are [experts, out, in]. */
 static const qc_family_row qwen_moe_layer[] = {
-    LINEAR("mlp.experts.#.{gate|up}_proj", E ", hidden", "moe*!STACKED", NULL),
-    LINEAR("mlp.experts.#.down_proj", "hidden, " E, "moe*!STACKED", NULL),
-    SHAPE("mlp.experts.gate_up_proj", "experts, 2*" E ", hidden", "moe*STACKED"),
-    SHAPE("mlp.experts.down_proj", "experts, hidden, " E, "moe*STACKED"),
-    LINEAR("mlp.shared_expert.{gate|up}_proj", S ", hidden", "moe*SHARED_EXPERT", NULL),
-    LINEAR("mlp.shared_expert.down_proj", "hidden, " S, "moe*SHARED_EXPERT", NULL),
+    SPLIT("mlp.experts.#.{gate|up}_proj", COLUMNS, E ", hidden", "moe*!STACKED", NULL),
+    SPLIT("mlp.experts.#.down_proj", ROWS, "hidden, " E, "moe*!STACKED", NULL),
+    SHAPE("mlp.experts.gate_up_proj", COLUMNS, "experts, 2*" E ", hidden", "moe*STACKED"),
+    SHAPE("mlp.experts.down_proj", ROWS, "experts, hidden, " E, "moe*STACKED"),
+    SPLIT("mlp.shared_expert.{gate|up}_proj", COLUMNS, S ", hidden", "moe*SHARED_EXPERT", NULL),
+    SPLIT("mlp.shared_expert.down_proj", ROWS, "hidden, " S, "moe*SHARED_EXPERT", NULL),
     ROUTER("mlp.gate", "experts, hidden", "moe"),
     ROUTER("mlp.shared_expert_gate", "1, hidden", "moe*SHARED_EXPERT"),
     END,
@@ -128,23 +129,23 @@ static const qc_family_row qwen_moe_layer[] = {
 /* Layers at num_hidden_layers and above are for multi-token prediction. They bring an embedding, a
  * projection and a head of their own. */
 static const qc_family_row deepseek_layer[] = {
-    LINEAR("mlp.experts.#.{gate|up}_proj", E ", hidden", "moe", NULL),
-    LINEAR("mlp.experts.#.down_proj", "hidden, " E, "moe", NULL),
-    LINEAR("mlp.shared_experts.{gate|up}_proj", SHARED ", hidden", "moe*n_shared_experts?", NULL),
-    LINEAR("mlp.shared_experts.down_proj", "hidden, " SHARED, "moe*n_shared_experts?", NULL),
+    SPLIT("mlp.experts.#.{gate|up}_proj", COLUMNS, E ", hidden", "moe", NULL),
+    SPLIT("mlp.experts.#.down_proj", ROWS, "hidden, " E, "moe", NULL),
+    SPLIT("mlp.shared_experts.{gate|up}_proj", COLUMNS, SHARED ", hidden", "moe*n_shared_experts?", NULL),
+    SPLIT("mlp.shared_experts.down_proj", ROWS, "hidden, " SHARED, "moe*n_shared_experts?", NULL),
     PARAMETER_ROUTER("mlp.gate", "experts, hidden", "moe", NULL),
     ROUTER_BIAS("mlp.gate.e_score_correction_bias", "moe*ROUTER_BIAS"),
-    LINEAR("self_attn.q_proj", QK ", hidden", "LATENT*!q_lora_rank?", NULL),
-    LINEAR("self_attn.q_a_proj", "q_lora_rank?, hidden", "LATENT*q_lora_rank?", O_BIAS),
+    SPLIT("self_attn.q_proj", COLUMNS, QK ", hidden", "LATENT*!q_lora_rank?", NULL),
+    SPLIT("self_attn.q_a_proj", WHOLE, "q_lora_rank?, hidden", "LATENT*q_lora_rank?", O_BIAS),
     NORM("self_attn.q_a_layernorm", "q_lora_rank?", "LATENT*q_lora_rank?"),
-    LINEAR("self_attn.q_b_proj", QK ", q_lora_rank?", "LATENT*q_lora_rank?", NULL),
-    LINEAR("self_attn.kv_a_proj_with_mqa", "kv_lora_rank+qk_rope_head_dim, hidden", "LATENT", O_BIAS),
+    SPLIT("self_attn.q_b_proj", COLUMNS, QK ", q_lora_rank?", "LATENT*q_lora_rank?", NULL),
+    SPLIT("self_attn.kv_a_proj_with_mqa", WHOLE, "kv_lora_rank+qk_rope_head_dim, hidden", "LATENT", O_BIAS),
     NORM("self_attn.kv_a_layernorm", "kv_lora_rank", "LATENT"),
-    LINEAR("self_attn.kv_b_proj", "heads*(qk_nope_head_dim+v_head_dim), kv_lora_rank", "LATENT", NULL),
-    LINEAR("self_attn.o_proj", "hidden, heads*v_head_dim", "LATENT", O_BIAS),
+    SPLIT("self_attn.kv_b_proj", COLUMNS, "heads*(qk_nope_head_dim+v_head_dim), kv_lora_rank", "LATENT", NULL),
+    SPLIT("self_attn.o_proj", ROWS, "hidden, heads*v_head_dim", "LATENT", O_BIAS),
     LINEAR("self_attn.indexer.wq_b", "index_n_heads*index_head_dim, q_lora_rank", FULL, NULL),
     LINEAR("self_attn.indexer.wk", "index_head_dim, hidden", FULL, NULL),
-    ROW("self_attn.indexer.weights_proj", MODULE, LINEAR, QC_TRAIT_FLOAT | QC_TRAIT_PLAIN,
+    ROW("self_attn.indexer.weights_proj", MODULE, LINEAR, UNKNOWN, QC_TRAIT_FLOAT | QC_TRAIT_PLAIN,
         "index_n_heads, hidden", FULL, NULL, "held in 32 bit by transformers"),
     LAYER_NORM("self_attn.indexer.k_norm", "index_head_dim", FULL),
     PLAIN("eh_proj", "hidden, 2*hidden", "extra"),
@@ -154,23 +155,23 @@ static const qc_family_row deepseek_layer[] = {
     END,
 };
 
-#define MXFP4(name, role, shape)                                                                   \
-    ROW("mlp.experts." name, TENSOR, role, QC_TRAIT_FIXED | QC_TRAIT_U8, shape, "mxfp4", NULL,      \
-        "MXFP4, kept as stored")
+#define MXFP4(name, role, split, shape)                                                            \
+    ROW("mlp.experts." name, TENSOR, role, split, QC_TRAIT_FIXED | QC_TRAIT_U8, shape, "mxfp4",     \
+        NULL, "MXFP4, kept as stored")
 
 /* In MXFP4 experts are [experts, out, in], as blocks of 32 along the input with one scale each.
  * Without it they are [experts, in, out], as transformers holds them. */
 static const qc_family_row gpt_oss_layer[] = {
-    MXFP4("gate_up_proj_blocks", PACKED, "experts, 2*" I ", hidden/32, 16"),
-    MXFP4("gate_up_proj_scales", STATE, "experts, 2*" I ", hidden/32"),
-    MXFP4("down_proj_blocks", PACKED, "experts, hidden, " I "/32, 16"),
-    MXFP4("down_proj_scales", STATE, "experts, hidden, " I "/32"),
-    SHAPE("mlp.experts.gate_up_proj", "experts, hidden, 2*" I, "!mxfp4"),
-    SHAPE("mlp.experts.down_proj", "experts, " I ", hidden", "!mxfp4"),
-    ROW("mlp.experts.gate_up_proj_bias", TENSOR, BIAS, 0, "experts, 2*" I, NULL, NULL, NULL),
-    ROW("mlp.experts.down_proj_bias", TENSOR, BIAS, 0, "experts, hidden", NULL, NULL, NULL),
+    MXFP4("gate_up_proj_blocks", PACKED, COLUMNS, "experts, 2*" I ", hidden/32, 16"),
+    MXFP4("gate_up_proj_scales", STATE, COLUMNS, "experts, 2*" I ", hidden/32"),
+    MXFP4("down_proj_blocks", PACKED, ROWS, "experts, hidden, " I "/32, 16"),
+    MXFP4("down_proj_scales", STATE, ROWS, "experts, hidden, " I "/32"),
+    SHAPE("mlp.experts.gate_up_proj", COLUMNS, "experts, hidden, 2*" I, "!mxfp4"),
+    SHAPE("mlp.experts.down_proj", ROWS, "experts, " I ", hidden", "!mxfp4"),
+    ROW("mlp.experts.gate_up_proj_bias", TENSOR, BIAS, COLUMNS, 0, "experts, 2*" I, NULL, NULL, NULL),
+    ROW("mlp.experts.down_proj_bias", TENSOR, BIAS, ROWS, 0, "experts, hidden", NULL, NULL, NULL),
     PARAMETER_ROUTER("mlp.router", "experts, hidden", NULL, "1"),
-    OTHER("self_attn.sinks", "heads", NULL, "attention sinks"),
+    ROW("self_attn.sinks", TENSOR, OTHER, SINKS, 0, "heads", NULL, NULL, "attention sinks"),
     END,
 };
 
@@ -186,14 +187,14 @@ static const qc_family_row qwen35_layer[] = {
     LINEAR("linear_attn.in_proj_qkvz", KEYS "+2*" VALUES ", hidden", "state*NEXT", NULL),
     LINEAR("linear_attn.in_proj_qkv", KEYS "+" VALUES ", hidden", "state*!NEXT", NULL),
     LINEAR("linear_attn.in_proj_z", VALUES ", hidden", "state*!NEXT", NULL),
-    SHAPE("linear_attn.in_proj_ba.weight", "2*linear_num_value_heads, hidden", "state*NEXT"),
-    SHAPE("linear_attn.in_proj_{a|b}.weight", "linear_num_value_heads, hidden", "state*!NEXT"),
+    SHAPE("linear_attn.in_proj_ba.weight", UNKNOWN, "2*linear_num_value_heads, hidden", "state*NEXT"),
+    SHAPE("linear_attn.in_proj_{a|b}.weight", UNKNOWN, "linear_num_value_heads, hidden", "state*!NEXT"),
     LINEAR("linear_attn.out_proj", "hidden, " VALUES, "state", NULL),
-    ROW("linear_attn.norm", NORM, NORM, QC_TRAIT_F32, "linear_value_head_dim", "state", NULL, NULL),
-    ROW("linear_attn.conv1d", MODULE, CONV, 0, KEYS "+" VALUES ", 1, linear_conv_kernel_dim",
+    ROW("linear_attn.norm", NORM, NORM, UNKNOWN, QC_TRAIT_F32, "linear_value_head_dim", "state", NULL, NULL),
+    ROW("linear_attn.conv1d", MODULE, CONV, UNKNOWN, 0, KEYS "+" VALUES ", 1, linear_conv_kernel_dim",
         "state", NULL, NULL),
     OTHER("linear_attn.dt_bias", "linear_num_value_heads", "state", DECAY),
-    ROW("linear_attn.A_log", TENSOR, OTHER, QC_TRAIT_F32, "linear_num_value_heads", "state", NULL,
+    ROW("linear_attn.A_log", TENSOR, OTHER, UNKNOWN, QC_TRAIT_F32, "linear_num_value_heads", "state", NULL,
         DECAY),
     END,
 };
@@ -245,10 +246,10 @@ static const qc_family_row granite_layer[] = {
     LINEAR("shared_mlp.input_linear", "2*" SHARED_MLP ", hidden", NULL, NULL),
     LINEAR("shared_mlp.output_linear", "hidden, " SHARED_MLP, NULL, NULL),
     ROUTER("block_sparse_moe.router.layer", "experts, hidden", "experts"),
-    SHAPE("block_sparse_moe.input_linear.weight", "experts, 2*" I ", hidden", "experts"),
-    SHAPE("block_sparse_moe.output_linear.weight", "experts, hidden, " I, "experts"),
+    SHAPE("block_sparse_moe.input_linear.weight", UNKNOWN, "experts, 2*" I ", hidden", "experts"),
+    SHAPE("block_sparse_moe.output_linear.weight", UNKNOWN, "experts, hidden, " I, "experts"),
     NORM("mamba.norm", INNER, "state"),
-    ROW("mamba.conv1d", MODULE, CONV, 0, MIXED ", 1, mamba_d_conv?4", "state", "mamba_conv_bias~1",
+    ROW("mamba.conv1d", MODULE, CONV, UNKNOWN, 0, MIXED ", 1, mamba_d_conv?4", "state", "mamba_conv_bias~1",
         NULL),
     OTHER("mamba.{dt_bias|A_log|D}", MAMBA_HEADS, "state", DECAY),
     END,
@@ -326,7 +327,7 @@ static const qc_family_row bert_top[] = {
 };
 
 static const qc_family_row bert_heads[] = {
-    ROW("cls.predictions.bias", TENSOR, BIAS, 0, "vocab_size", "!bare", NULL, NULL),
+    ROW("cls.predictions.bias", TENSOR, BIAS, UNKNOWN, 0, "vocab_size", "!bare", NULL, NULL),
     LINEAR("cls.predictions.transform.dense", "hidden, hidden", "!bare", "1"),
     LAYER_NORM("cls.predictions.transform.LayerNorm", "hidden", "!bare"),
     HEAD("cls.predictions.decoder", NULL, NULL),
@@ -392,8 +393,8 @@ static const qc_family_row llama4_layer[] = {
     LINEAR("feed_forward.shared_expert.down_proj", "hidden, " I, "moe", NULL),
     LINEAR("feed_forward.{gate|up}_proj", "intermediate_size_mlp, hidden", "!moe", NULL),
     LINEAR("feed_forward.down_proj", "hidden, intermediate_size_mlp", "!moe", NULL),
-    SHAPE("feed_forward.experts.gate_up_proj", "experts, hidden, 2*" I, "moe"),
-    SHAPE("feed_forward.experts.down_proj", "experts, " I ", hidden", "moe"),
+    SHAPE("feed_forward.experts.gate_up_proj", UNKNOWN, "experts, hidden, 2*" I, "moe"),
+    SHAPE("feed_forward.experts.down_proj", UNKNOWN, "experts, " I ", hidden", "moe"),
     ROUTER("feed_forward.router", "experts, hidden", "moe"),
     END,
 };

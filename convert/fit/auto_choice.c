@@ -483,7 +483,7 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
 /* Finds what each group takes on a card of --tp with each candidate, and what the rest does. */
 static qc_status sum_shares(chooser *c, qc_error *err)
 {
-    const qc_tp_split split = {c->geometry, c->ranks};
+    const qc_tp_split split = {qc_family_of(c->model), c->geometry, c->ranks};
     const uint32_t count = (uint32_t)c->model->tensor_count;
     qc_recipe trial = *c->recipe;
     uint64_t *bytes = NULL;
@@ -521,6 +521,7 @@ static qc_status find_room(chooser *c, qc_error *err)
 /* Fits a choice for every group on the devices that are filled. */
 static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
 {
+    const qc_tp_split split = {qc_family_of(c->model), c->geometry, c->ranks};
     uint32_t n = c->segments->count;
     uint64_t *bytes = NULL, *largest = NULL;
     QC_TRY(qc_arena_array(c->scratch, &bytes, n, err));
@@ -538,7 +539,7 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         if (group->chosen != QC_CANDIDATE_16BIT || stack)
             largest[s] =
                 qc_max_u64(largest[s], qc_plugin_elems(c->model->tensors[tensor].name, elems,
-                                                       c->ranks, c->options->recipe.format));
+                                                       &split, c->options->recipe.format));
     }
     const qc_fit_load load = {c->segments, c->ranks > 0 ? &c->share : c->geometry, bytes, largest};
     return qc_fit_make(fit, c->scratch, &load, &c->budget, &c->options->fit, err);

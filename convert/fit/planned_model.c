@@ -45,13 +45,13 @@ static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks
     const qc_geometry whole = m->geometry;
     QC_TRY(qc_arena_array(arena, &m->largest_weight, m->segments.count, err));
     QC_TRY(qc_tp_geometry(&m->geometry, arena, &whole, ranks, err));
-    const qc_tp_split split = {&whole, ranks};
+    const qc_tp_split split = {qc_family_of(m->plan.model), &whole, ranks};
     for (uint32_t i = 0; i < m->plan.job_count; i++) {
         const qc_job *j = &m->plan.jobs[i];
         uint32_t segment = m->segments.of_tensor[j->source];
         if (segment < m->segments.count && qc_plugin_serves(j))
             m->largest_weight[segment] =
-                qc_max_u64(m->largest_weight[segment], qc_plugin_job_elems(&m->plan, j, ranks));
+                qc_max_u64(m->largest_weight[segment], qc_plugin_job_elems(&m->plan, j, &split));
     }
     return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &split, err);
 }

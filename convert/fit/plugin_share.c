@@ -42,13 +42,15 @@ static int is_expert(const char *name)
     return qc_expert_stem(name) > 0;
 }
 
-uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks, qc_format format)
+uint64_t qc_plugin_elems(const char *name, uint64_t elems, const qc_tp_split *split,
+                         qc_format format)
 {
-    if (ranks == 0)
+    if (split->ranks == 0)
         return elems;
     if (is_expert(name) || format == QC_FORMAT_COMPRESSED_TENSORS)
         return 0;
-    return qc_split_of(name) == QC_SPLIT_WHOLE ? elems : qc_ceil_div_u64(elems, ranks);
+    const int whole = qc_family_split(split->family, name) == QC_SPLIT_WHOLE;
+    return whole ? elems : qc_ceil_div_u64(elems, split->ranks);
 }
 
 /* The weight as it lies in the output, without its arrays. */
@@ -66,11 +68,11 @@ static qc_weights weight_of(const qc_job *j)
                         .nested_block = (uint32_t)s->nested_block_elems};
 }
 
-uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t ranks)
+uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, const qc_tp_split *split)
 {
     const qc_weights w = weight_of(j);
     return qc_plugin_elems(plan->model->tensors[j->source].name, qc_sat_mul(w.rows, w.form.cols),
-                           ranks, QC_FORMAT_BITSANDBYTES);
+                           split, QC_FORMAT_BITSANDBYTES);
 }
 
 uint64_t qc_plugin_tables(const qc_job *j, unsigned *counted)
@@ -126,7 +128,7 @@ static int share_of(share *s, const char *name, const qc_weights *w, const qc_tp
 {
     const uint64_t kv = split->geometry->kv_heads, cols = w->form.cols / split->ranks;
     *s = (share){.count = 0};
-    switch (qc_split_of(name)) {
+    switch (qc_family_split(split->family, name)) {
     case QC_SPLIT_WHOLE:
         add_rows(s, w, 0, w->rows);
         return 1;
@@ -146,7 +148,6 @@ static int share_of(share *s, const char *name, const qc_weights *w, const qc_tp
     case QC_SPLIT_VOCABULARY:
     case QC_SPLIT_SINKS:
     case QC_SPLIT_ABSENT:
-    case QC_SPLIT_COUNT:
         break;
     }
     return 0;
@@ -166,9 +167,9 @@ static qc_status run_bytes(uint64_t *out, const qc_weights *w, const qc_weights_
 
 /* Are the experts of a layer codes on card r? They are restored where a weight in the form of w
  * cannot be cut, with as many columns as the intermediate size is. */
-static int experts_are_codes(const char *name, const qc_weights *w, uint32_t ranks, uint32_t r)
+static int experts_are_codes(qc_split how, const qc_weights *w, uint32_t ranks, uint32_t r)
 {
-    const int down = qc_split_of(name) == QC_SPLIT_ROWS;
+    const int down = how == QC_SPLIT_ROWS;
     const uint64_t wide = down ? w->form.cols : w->rows, cols = wide / ranks;
     qc_weights like = *w;
     qc_weights_read read;
@@ -183,11 +184,12 @@ static qc_status card_bytes(uint64_t *out, const char *name, const qc_weights *w
                             const qc_tp_split *split, uint32_t r, qc_error *err)
 {
     share s;
-    const int restored = is_expert(name) && !experts_are_codes(name, w, split->ranks, r);
+    const qc_split how = qc_family_split(split->family, name);
+    const int restored = is_expert(name) && !experts_are_codes(how, w, split->ranks, r);
     *out = 0;
-    if (qc_split_of(name) == QC_SPLIT_UNKNOWN)
+    if (how == QC_SPLIT_UNKNOWN)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "it is not known how vLLM splits it");
-    if (qc_split_of(name) == QC_SPLIT_VOCABULARY)
+    if (how == QC_SPLIT_VOCABULARY)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "it takes the head in 16 bits only");
     if (!share_of(&s, name, w, split, r))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,

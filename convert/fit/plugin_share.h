@@ -6,8 +6,16 @@
 #ifndef QC_CONVERT_PLUGIN_SHARE_H
 #define QC_CONVERT_PLUGIN_SHARE_H
 
-#include "convert/fit/split_names.h"
+#include "convert/families/family.h"
+#include "convert/model/geometry.h"
 #include "convert/plan/plan.h"
+
+/* What is split over how many cards. */
+typedef struct {
+    const qc_family *family;     /* NULL: no name is known */
+    const qc_geometry *geometry; /* of the whole model */
+    uint32_t ranks;
+} qc_tp_split;
 
 /* Is the weight of a job in a form that vLLM needs the plug-in for? */
 int qc_plugin_serves(const qc_job *j);
@@ -23,7 +31,8 @@ uint64_t qc_plugin_tables(const qc_job *j, unsigned *counted);
 /* Returns how many elements of a weight of this name and size are dequantized at once for many
  * tokens: all of them without ranks; of a card's share none for experts and for vLLM's own kernels,
  * which have compressed-tensors' format. The second is for a job that the plug-in serves. */
-uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks, qc_format format);
-uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t ranks);
+uint64_t qc_plugin_elems(const char *name, uint64_t elems, const qc_tp_split *split,
+                         qc_format format);
+uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, const qc_tp_split *split);
 
 #endif

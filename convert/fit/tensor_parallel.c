@@ -14,8 +14,7 @@
 #define VLLM_PREFILL       2048u /* --max-num-batched-tokens of vllm serve on most GPUs */
 #define FLOAT_BYTES        2u /* of a floating-point tensor in vLLM, unless it is said to be more */
 
-/* Lists the model types that have the names of split_names.c and nothing else, in order; read from
- * vLLM 0.32.0's code. */
+/* Lists the model types that vLLM splits as their rows say, in order. */
 static void list_types(qc_strbuf *list)
 {
     for (const char *last = "", *next = ""; next; last = next) {
@@ -53,7 +52,7 @@ static int is_float(qc_dtype t)
  * choice of experts are in single precision. */
 static unsigned bits_of(const qc_split_tensor *t)
 {
-    const char *parameter = qc_split_parameter(t->name);
+    const char *parameter = qc_family_parameter(t->name);
     if (!is_float(t->dtype))
         return qc_dtype_bits(t->dtype);
     if (strcmp(parameter, "weight_scale_inv") == 0 ||
@@ -77,7 +76,7 @@ static uint64_t shape_bytes(const qc_split_tensor *t)
 /* Returns the dimension that is split, or ndim if none is. */
 static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
-    int in_module = *qc_split_parameter(t->name) != '\0';
+    int in_module = *qc_family_parameter(t->name) != '\0';
     /* gpt-oss: [experts, out, ...], and in 16 bit [experts, in, out] */
     unsigned stack = !in_module && is_expert(t->name);
     int turned = stack && t->ndim == 3 && is_float(t->dtype);
@@ -96,7 +95,6 @@ static unsigned split_dim(const qc_split_tensor *t, qc_split split)
     case QC_SPLIT_UNKNOWN:
     case QC_SPLIT_WHOLE:
     case QC_SPLIT_ABSENT:
-    case QC_SPLIT_COUNT:
         break;
     }
     return t->ndim;
@@ -105,7 +103,7 @@ static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 static qc_status divide(uint64_t *out, const qc_split_tensor *t, uint64_t size, uint32_t ranks,
                         qc_error *err)
 {
-    int scales = strcmp(qc_split_parameter(t->name), "weight_scale") == 0;
+    int scales = strcmp(qc_family_parameter(t->name), "weight_scale") == 0;
     if (size % ranks != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "tensor '%s': vLLM does not split it over %" PRIu32
@@ -118,8 +116,10 @@ static qc_status divide(uint64_t *out, const qc_split_tensor *t, uint64_t size, 
 
 /* Finds how much of a dimension of this size a card has. */
 static qc_status rank_size(uint64_t *out, const qc_split_tensor *t, qc_split split, uint64_t size,
-                           const qc_geometry *g, uint32_t ranks, qc_error *err)
+                           const qc_tp_split *tp, qc_error *err)
 {
+    const qc_geometry *g = tp->geometry;
+    const uint32_t ranks = tp->ranks;
     uint64_t kv_heads = rank_kv_heads(g, ranks);
     uint64_t fused = qc_sat_add(g->heads, qc_sat_mul(2, g->kv_heads));
     switch (split) {
@@ -143,7 +143,6 @@ static qc_status rank_size(uint64_t *out, const qc_split_tensor *t, qc_split spl
     case QC_SPLIT_UNKNOWN:
     case QC_SPLIT_WHOLE:
     case QC_SPLIT_ABSENT:
-    case QC_SPLIT_COUNT:
         break;
     }
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -152,10 +151,10 @@ static qc_status rank_size(uint64_t *out, const qc_split_tensor *t, qc_split spl
             t->name, ranks, size);
 }
 
-qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geometry *g,
-                         uint32_t ranks, qc_error *err)
+qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_tp_split *tp,
+                         qc_error *err)
 {
-    qc_split split = qc_split_of(t->name);
+    qc_split split = qc_family_split(tp->family, t->name);
     uint64_t elems = 1;
     *out = 0;
     if (split == QC_SPLIT_UNKNOWN)
@@ -165,7 +164,7 @@ qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geome
                 t->name);
     if (split == QC_SPLIT_ABSENT)
         return QC_OK;
-    if (strcmp(qc_split_parameter(t->name), "weight_shape") == 0) {
+    if (strcmp(qc_family_parameter(t->name), "weight_shape") == 0) {
         *out = shape_bytes(t);
         return QC_OK;
     }
@@ -173,7 +172,7 @@ qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geome
     for (unsigned i = 0; i < t->ndim; i++) {
         uint64_t size = t->dims[i];
         if (i == at)
-            QC_TRY(rank_size(&size, t, split, t->dims[i], g, ranks, err));
+            QC_TRY(rank_size(&size, t, split, t->dims[i], tp, err));
         elems = qc_sat_mul(elems, size);
     }
     *out = qc_sat_mul(elems, bits_of(t)) / 8;
@@ -271,11 +270,10 @@ qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g
 static qc_status is_packed(int *out, qc_arena *arena, const qc_plan *plan, const qc_job *j,
                            const char *name, qc_error *err)
 {
-    const char *weight = NULL;
-    size_t stem = strlen(name) - strlen(qc_split_last(name));
+    const char *weight = NULL, *parameter = qc_family_parameter(name);
+    size_t stem = strlen(name) - strlen(parameter);
     *out = 0;
-    if (strcmp(qc_split_last(name), "weight_scale") != 0 &&
-        strcmp(qc_split_last(name), "weight_shape") != 0)
+    if (!qc_config_word_in(parameter, " weight_scale weight_shape "))
         return QC_OK;
     if (qc_scheme_is_quantized(j->scheme)) {
         *out = qc_schemes[j->scheme].code_dtype == QC_DTYPE_I32;
@@ -299,18 +297,7 @@ static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *p
         QC_TRY(qc_arena_printf(scratch, &s.name, err, "%.*s%s", (int)t.stem_bytes, t.st.name,
                                t.suffix));
     QC_TRY(is_packed(&s.packed, scratch, plan, j, s.name, err));
-    return qc_split_bytes(out, &s, split->geometry, split->ranks, err);
-}
-
-/* Does vLLM leave out a tied head that the file has, too? */
-static int is_tied_head(const qc_plan *plan, const qc_job *j)
-{
-    qc_config config;
-    const char *name = plan->model->tensors[j->source].name;
-    qc_config_open(&config, plan->model->config);
-    int gemma = strncmp(config.model_type, "gemma", strlen("gemma")) == 0;
-    return strncmp(name, "lm_head.", strlen("lm_head.")) == 0 &&
-           qc_config_flag(&config, "tie_word_embeddings", gemma);
+    return qc_split_bytes(out, &s, split, err);
 }
 
 static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
@@ -319,9 +306,14 @@ static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan
 {
     uint32_t segment = segments->of_tensor[j->source];
     *out = 0;
-    /* Layers of multi-token prediction are loaded only for a draft model. */
-    if (segment >= segments->count || segments->segments[segment].kind == QC_SEGMENT_EXTRA ||
-        is_tied_head(plan, j))
+    if (segment >= segments->count)
+        return QC_OK;
+    /* Layers of multi-token prediction are loaded only for a draft model, and a tied head that the
+     * file has, too, never. */
+    const qc_segment *s = &segments->segments[segment];
+    const char *name = plan->model->tensors[j->source].name;
+    if (s->kind == QC_SEGMENT_EXTRA ||
+        (s->follows != QC_NO_SEGMENT && strncmp(name, "lm_head.", strlen("lm_head.")) == 0))
         return QC_OK;
     if (qc_plugin_serves(j))
         return qc_plugin_bytes(out, plan, j, split, err);

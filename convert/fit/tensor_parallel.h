@@ -19,7 +19,7 @@
 
 #include "convert/fit/budget.h"
 #include "convert/fit/fit.h"
-#include "convert/fit/split_names.h"
+#include "convert/fit/plugin_share.h"
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
 #include "convert/plan/plan.h"
@@ -38,10 +38,10 @@ typedef struct {
 void qc_tp_defaults(qc_fit_options *o);
 /* Returns the number of cards that a model is split over; 0: layers are placed whole. */
 uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget);
-/* Finds the bytes that the tensor takes on each of so many cards. QC_ERR_UNSUPPORTED says why
- * vLLM does not split it so. g is that of the whole model. */
-QC_NODISCARD qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geometry *g,
-                                      uint32_t ranks, qc_error *err);
+/* Finds the bytes that the tensor takes on each card. QC_ERR_UNSUPPORTED says why vLLM does not
+ * split it so. */
+QC_NODISCARD qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t,
+                                      const qc_tp_split *tp, qc_error *err);
 /* Refuses what cannot be split: QC_ERR_USAGE for a budget that is not so many GPUs, and
  * QC_ERR_UNSUPPORTED for a model type whose split is not known or heads that do not divide. */
 QC_NODISCARD qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget,

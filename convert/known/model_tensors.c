@@ -336,7 +336,8 @@ static void take_geometry(maker *m)
     f->context = g->max_context;
     f->inner = g->intermediate;
     f->media = g->media_positions;
-    f->tied = (uint64_t)qc_config_flag(m->config, "tie_word_embeddings", qc_family_tied(m->family));
+    f->tied =
+        (uint64_t)qc_config_flag(m->config, "tie_word_embeddings", qc_family_is(m->family, "TIED"));
 }
 
 static qc_status refuse_type(const qc_config *c, qc_error *err)

@@ -24,6 +24,9 @@ static const qc_expert_names families[] = {
      "block_sparse_moe.gate.weight"},
 };
 
+/* Types whose stacks are published as such, with these names, and which have no other form. */
+static const char published_stacked[] = " granitemoe granitemoeshared granitemoehybrid ";
+
 static const char gate_up_tail[] = QC_EXPERTS_GATE_UP;
 static const char down_tail[] = QC_EXPERTS_DOWN;
 static const char gate_up_scale_tail[] = "mlp.experts.gate_up_proj_scale_inv";
@@ -48,13 +51,16 @@ typedef struct {
     qc_st_cursor *cursor; /* of quant_states; NULL: none was read yet */
 } splitter;
 
+static int is_type(const qc_checkpoint *c, const char *types)
+{
+    const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
+    return qc_config_word_in(qc_json_string_or(qc_json_get(root, "model_type"), ""), types);
+}
+
 const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c)
 {
-    if (!c->config)
-        return NULL;
-    const char *type = qc_json_string_or(qc_json_get(qc_json_root(c->config), "model_type"), "");
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        if (qc_config_word_in(type, families[i].types))
+        if (is_type(c, families[i].types))
             return &families[i];
     }
     return NULL;
@@ -455,18 +461,9 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
     return st == QC_OK ? qc_experts_warn(c, fp8_only, 0, err) : st;
 }
 
-/* Types whose stacks are published as such, with these names, and which have no other form. */
-static int is_published_stacked(const qc_checkpoint *c)
-{
-    static const char types[] = " granitemoe granitemoeshared granitemoehybrid ";
-    const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
-    const char *type = qc_json_string_or(qc_json_get(root, "model_type"), "");
-    return qc_config_word_in(type, types);
-}
-
 int qc_experts_known(const qc_checkpoint *c)
 {
-    return qc_expert_names_of(c) != NULL || is_published_stacked(c);
+    return qc_expert_names_of(c) != NULL || is_type(c, published_stacked);
 }
 
 static int is_granite_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
@@ -479,7 +476,7 @@ static int is_granite_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *
         if (down && up->ndim == 3 && down->ndim == 3 && up->dims[0] == down->dims[0] &&
             up->dims[1] % 2 == 0 && up->dims[1] / 2 == down->dims[2] &&
             up->dims[2] == down->dims[1])
-            return is_published_stacked(c);
+            return is_type(c, published_stacked);
     }
     return 0;
 }

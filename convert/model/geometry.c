@@ -74,9 +74,6 @@ static qc_dtype read_dtype(const reader *r)
     return QC_DTYPE_COUNT;
 }
 
-/* These types have no attention at all, and so no heads of it. */
-static const char attention_free[] = " mamba mamba2 falcon_mamba rwkv xlstm ";
-
 /* Counts the layers where only a list tells how many there are, as for nemotron_h. The num_blocks
  * of xlstm is not read. */
 static qc_status count_listed_layers(reader *r, qc_error *err)
@@ -120,7 +117,7 @@ static qc_status read_shape(reader *r, qc_error *err)
     g->dtype = read_dtype(r);
     if (g->layer_count == 0 || g->guessed || !g->decoder)
         return QC_OK;
-    if (g->heads == 0 && !qc_geometry_is(r, attention_free))
+    if (g->heads == 0 && !qc_geometry_is(r, QC_ATTENTION_FREE))
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: there are %" PRIu32 " layers but no num_attention_heads",
                 g->layer_count);

@@ -6,6 +6,8 @@
 #include "convert/model/geometry.h"
 
 #define QC_GEOMETRY_MAX_CONTEXT (UINT64_C(1) << 40)
+/* These types have no attention at all, and so no heads of it. */
+#define QC_ATTENTION_FREE " mamba mamba2 falcon_mamba rwkv xlstm "
 
 typedef struct {
     qc_geometry *out;

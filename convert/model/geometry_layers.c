@@ -193,7 +193,7 @@ static qc_status read_family_rule(const qc_geometry_reader *r, kind *kinds, qc_e
 {
     uint64_t interval = 0;
     const qc_json_node *n = NULL;
-    if (qc_geometry_is(r, " mamba mamba2 falcon_mamba rwkv xlstm "))
+    if (qc_geometry_is(r, QC_ATTENTION_FREE))
         return mark(r, kinds, NULL, 0, KIND_STATE, KIND_STATE, err);
     if (qc_geometry_is(r, " falcon_h1 "))
         return mark(r, kinds, NULL, 0, KIND_BOTH, KIND_BOTH, err);

@@ -124,7 +124,7 @@ static int head_is_tied(const maker *m)
             return 1;
     }
     const qc_json_node *tie = config_get(m->model, "tie_word_embeddings");
-    return qc_json_bool_or(tie, m->table ? qc_family_tied(m->table) : 0);
+    return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
 }
 
 /* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so out_proj cannot be a

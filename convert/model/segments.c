@@ -405,8 +405,8 @@ static int head_is_tied(const maker *m)
 {
     qc_config c;
     qc_config_open(&c, m->model->config);
-    const qc_family *table = qc_family_find(c.model_type);
-    return qc_config_flag(&c, "tie_word_embeddings", table ? qc_family_tied(table) : 0);
+    return qc_config_flag(&c, "tie_word_embeddings",
+                          qc_family_is(qc_family_find(c.model_type), "TIED"));
 }
 
 static int has_head_weight(const maker *m)

@@ -362,7 +362,7 @@ static int is_tied_head(const matcher *m, uint32_t i)
     const qc_json_node *tie = qc_json_get(root, "tie_word_embeddings");
     if (!tie && qc_json_get(root, "text_config"))
         tie = qc_json_get(qc_json_get(root, "text_config"), "tie_word_embeddings");
-    return qc_json_bool_or(tie, m->table ? qc_family_tied(m->table) : 0);
+    return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
 }
 
 static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, int mtp_all_missing)

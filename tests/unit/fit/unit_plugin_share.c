@@ -6,6 +6,14 @@
 /* 8 heads, 2 of them for k and v. */
 static const qc_geometry eight_heads = {.heads = 8, .kv_heads = 2, .head_dim = 4};
 
+static qc_tp_split split_of(uint32_t ranks)
+{
+    return (qc_tp_split){qc_family_find("deepseek_v3"), &eight_heads, ranks};
+}
+
+#define ATTENTION "model.layers.0.self_attn."
+#define MLP       "model.layers.0.mlp."
+
 /* On the fullest of so many cards; UINT64_MAX where it is refused, with a message that has the name
  * and `words`. */
 static uint64_t bytes(const char *name, qc_job j, uint32_t ranks, const char *words)
@@ -16,7 +24,7 @@ static uint64_t bytes(const char *name, qc_job j, uint32_t ranks, const char *wo
     qc_checkpoint model = {.tensors = &tensor, .tensor_count = 1};
     const qc_recipe_entry entry = {.scheme = j.scheme};
     const qc_plan plan = {.model = &model, .jobs = &j, .job_count = 1};
-    const qc_tp_split split = {&eight_heads, ranks};
+    const qc_tp_split split = split_of(ranks);
     j.entry = &entry;
     qc_status st = qc_plugin_bytes(&out, &plan, &j, &split, &err);
     if (st == QC_OK)
@@ -47,31 +55,34 @@ static qc_job int8_rows(uint64_t rows, uint64_t cols)
 TEST(rows_are_cut_on_blocks)
 {
     /* 8 rows of 224 blocks, in groups of 256. */
-    assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
+    assert_int_equal(bytes(ATTENTION "q_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
                      8 * 7168 + 1792 + 7 * 4);
-    assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 0), 2, NULL), 8 * 7168 + 1792 * 4);
-    assert_int_equal(bytes("a.q_proj.weight", int8_rows(16, 30), 2, NULL), 8 * 30 + 8 * 4);
+    assert_int_equal(bytes(ATTENTION "q_proj.weight", nf4(16, 14336, 64, 0), 2, NULL),
+                     8 * 7168 + 1792 * 4);
+    assert_int_equal(bytes(ATTENTION "q_proj.weight", int8_rows(16, 30), 2, NULL), 8 * 30 + 8 * 4);
 }
 
 TEST(rows_within_a_block_bring_those_before_them)
 {
     /* The second card has the head of rows 3 to 6 and reads from row 2, where a block begins. */
-    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 0), 2, NULL), 4 * 48 + 6 * 4);
+    assert_int_equal(bytes(ATTENTION "k_proj.weight", nf4(6, 96, 64, 0), 2, NULL), 4 * 48 + 6 * 4);
     /* With nested scales that card has floats, because an odd block is the first. */
-    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 1), 2, NULL), 4 * 48 + 6 * 4);
+    assert_int_equal(bytes(ATTENTION "k_proj.weight", nf4(6, 96, 64, 1), 2, NULL), 4 * 48 + 6 * 4);
     /* Four cards have copies of two heads. */
-    assert_int_equal(bytes("a.k_proj.weight", int8_rows(6, 96), 4, NULL), 3 * 96 + 3 * 4);
+    assert_int_equal(bytes(ATTENTION "k_proj.weight", int8_rows(6, 96), 4, NULL), 3 * 96 + 3 * 4);
 }
 
 TEST(columns_make_blocks_and_groups_smaller)
 {
     /* Half of a row is 112 blocks, so groups are of 16. */
-    assert_int_equal(bytes("m.down_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
+    assert_int_equal(bytes(MLP "down_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
                      16 * 3584 + 16 * 112 + 16 * 7 * 4);
     /* 96 columns are three halves of a block: floats, for blocks of 32. */
-    assert_int_equal(bytes("m.down_proj.weight", nf4(4, 192, 64, 1), 2, NULL), 4 * 48 + 4 * 3 * 4);
-    assert_int_equal(bytes("a.o_proj.weight", int8_rows(10, 30), 2, NULL), 10 * 15 + 10 * 4);
-    assert_int_equal(bytes("m.down_proj.weight", nf4(4, 440, 64, 1), 2,
+    assert_int_equal(bytes(MLP "down_proj.weight", nf4(4, 192, 64, 1), 2, NULL),
+                     4 * 48 + 4 * 3 * 4);
+    assert_int_equal(bytes(ATTENTION "o_proj.weight", int8_rows(10, 30), 2, NULL),
+                     10 * 15 + 10 * 4);
+    assert_int_equal(bytes(MLP "down_proj.weight", nf4(4, 440, 64, 1), 2,
                            "columns 0 to 220 of a weight in nf4 cut through 32 weights that stay "
                            "together; it can be cut at multiples of 440 columns"),
                      UINT64_MAX);
@@ -92,46 +103,49 @@ TEST(a_card_has_a_table_once)
 TEST(several_matrices_in_one)
 {
     /* 8 + 2 + 2 heads of 4 rows; on a card of 2: 4 + 1 + 1. */
-    assert_int_equal(bytes("a.qkv_proj.weight", nf4(48, 64, 64, 0), 2, NULL), 24 * 32 + 24 * 4);
-    assert_int_equal(bytes("m.gate_up_proj.weight", nf4(48, 64, 64, 0), 2, NULL), 24 * 32 + 24 * 4);
-    assert_int_equal(bytes("a.kv_a_proj_with_mqa.weight", nf4(48, 64, 64, 0), 2, NULL),
+    assert_int_equal(bytes(ATTENTION "qkv_proj.weight", nf4(48, 64, 64, 0), 2, NULL),
+                     24 * 32 + 24 * 4);
+    assert_int_equal(bytes(MLP "gate_up_proj.weight", nf4(48, 64, 64, 0), 2, NULL),
+                     24 * 32 + 24 * 4);
+    assert_int_equal(bytes(ATTENTION "kv_a_proj_with_mqa.weight", nf4(48, 64, 64, 0), 2, NULL),
                      48 * 32 + 48 * 4);
+}
+
+static uint64_t elems(const char *name, uint64_t count, uint32_t ranks, qc_format format)
+{
+    const qc_tp_split split = split_of(ranks);
+    return qc_plugin_elems(name, count, &split, format);
 }
 
 TEST(what_is_not_cut)
 {
     /* Experts are restored to 16 bits where a block is in the way of down's columns. */
-    assert_int_equal(
-        bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 440, 64, 1), 2, NULL),
-        4 * 220 * 2);
-    assert_int_equal(
-        bytes("model.layers.0.mlp.experts.3.gate_proj.weight", nf4(440, 64, 64, 1), 2, NULL),
-        220 * 64 * 2);
-    assert_int_equal(
-        bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 512, 64, 0), 2, NULL),
-        4 * 256 / 2 + 4 * 256 / 64 * 4);
-    assert_int_equal(
-        bytes("model.layers.0.mlp.experts.3.gate_proj.weight", nf4(512, 64, 64, 0), 2, NULL),
-        256 * 64 / 2 + 256 * 4);
-    assert_int_equal(qc_plugin_elems("model.layers.0.mlp.experts.3.down_proj.weight", 100, 2,
-                                     QC_FORMAT_BITSANDBYTES),
-                     0);
-    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 2, QC_FORMAT_BITSANDBYTES), 51);
-    assert_int_equal(qc_plugin_elems("a.kv_a_proj_with_mqa.weight", 101, 2, QC_FORMAT_BITSANDBYTES),
+    assert_int_equal(bytes(MLP "experts.3.down_proj.weight", nf4(4, 440, 64, 1), 2, NULL),
+                     4 * 220 * 2);
+    assert_int_equal(bytes(MLP "experts.3.gate_proj.weight", nf4(440, 64, 64, 1), 2, NULL),
+                     220 * 64 * 2);
+    assert_int_equal(bytes(MLP "experts.3.down_proj.weight", nf4(4, 512, 64, 0), 2, NULL),
+                     4 * 256 / 2 + 4 * 256 / 64 * 4);
+    assert_int_equal(bytes(MLP "experts.3.gate_proj.weight", nf4(512, 64, 64, 0), 2, NULL),
+                     256 * 64 / 2 + 256 * 4);
+    assert_int_equal(elems(MLP "experts.3.down_proj.weight", 100, 2, QC_FORMAT_BITSANDBYTES), 0);
+    assert_int_equal(elems(MLP "down_proj.weight", 101, 2, QC_FORMAT_BITSANDBYTES), 51);
+    assert_int_equal(elems(ATTENTION "kv_a_proj_with_mqa.weight", 101, 2, QC_FORMAT_BITSANDBYTES),
                      101);
-    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 2, QC_FORMAT_COMPRESSED_TENSORS),
-                     0);
-    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 0, QC_FORMAT_BITSANDBYTES), 101);
+    assert_int_equal(elems(MLP "down_proj.weight", 101, 2, QC_FORMAT_COMPRESSED_TENSORS), 0);
+    assert_int_equal(elems(MLP "down_proj.weight", 101, 0, QC_FORMAT_BITSANDBYTES), 101);
     qc_job stack = nf4(64, 64, 64, 0);
     stack.stack = 1;
-    assert_int_equal(bytes("m.experts.down_proj", stack, 2, "experts stacked in one tensor"),
+    assert_int_equal(bytes(MLP "experts.down_proj", stack, 2, "experts stacked in one tensor"),
                      UINT64_MAX);
-    assert_int_equal(bytes("a.q_proj.weight", int8_rows(15, 64), 2, "15 rows and 64 columns do"),
-                     UINT64_MAX);
-    assert_int_equal(bytes("m.down_proj.weight", int8_rows(15, 63), 2, "do not divide"),
+    assert_int_equal(
+        bytes(ATTENTION "q_proj.weight", int8_rows(15, 64), 2, "15 rows and 64 columns do"),
+        UINT64_MAX);
+    assert_int_equal(bytes(MLP "down_proj.weight", int8_rows(15, 63), 2, "do not divide"),
                      UINT64_MAX);
     assert_int_equal(bytes("lm_head.weight", int8_rows(64, 64), 2, "takes the head in 16 bits"),
                      UINT64_MAX);
-    assert_int_equal(bytes("a.unknown.weight", int8_rows(64, 64), 2, "not known how vLLM splits"),
-                     UINT64_MAX);
+    assert_int_equal(
+        bytes(ATTENTION "unknown.weight", int8_rows(64, 64), 2, "not known how vLLM splits"),
+        UINT64_MAX);
 }
