@@ -575,12 +575,12 @@ static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *er
 {
     qc_calibrated *c = ctx;
     if (r->type == RECORD_IDENTITY && !c->has_identity)
-        c->has_identity = r->bytes == c->identity.len &&
+        c->has_identity = r->payload_bytes == c->identity.len &&
                           memcmp(r->payload, c->identity.data, c->identity.len) == 0;
     else if (c->has_identity && r->type == RECORD_WEIGHT)
-        return take_weight(c, r->payload, r->bytes, err);
-    else if (c->has_identity && r->type == RECORD_DONE && r->bytes <= DONE_MOST)
-        return take_done(c, r->payload, r->bytes, err);
+        return take_weight(c, r->payload, r->payload_bytes, err);
+    else if (c->has_identity && r->type == RECORD_DONE && r->payload_bytes <= DONE_MOST)
+        return take_done(c, r->payload, r->payload_bytes, err);
     if (c->has_identity)
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT, "%s was made for another conversion", c->path);

@@ -109,8 +109,8 @@ static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *e
     if (c->seen || r->type != QC_RECORD_IDENTITY)
         return QC_OK;
     c->seen = 1;
-    return qc_identity_compare((const char *)r->payload, r->bytes, c->identity, c->identity_bytes,
-                               c->d->path, err);
+    return qc_identity_compare((const char *)r->payload, r->payload_bytes, c->identity,
+                               c->identity_bytes, c->d->path, err);
 }
 
 static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *err)

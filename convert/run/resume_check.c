@@ -167,7 +167,7 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
 static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error *err)
 {
     const checker *c = ctx;
-    if (record->type != QC_RECORD_JOB || record->bytes < 4)
+    if (record->type != QC_RECORD_JOB || record->payload_bytes < 4)
         return QC_OK;
     uint32_t job = qc_load_le32(record->payload);
     if (job >= c->r->p->plan->job_count || !c->again[job])
