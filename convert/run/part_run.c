@@ -100,7 +100,7 @@ typedef struct {
     int restart;
     const char *identity;
     size_t identity_bytes;
-    int seen; /* what a function below looks for */
+    int seen; /* set when the record that is looked for was found */
 } check;
 
 static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *err)
@@ -320,7 +320,8 @@ static qc_status look_for_commit(qc_part_run *r, int *moved, qc_error *err)
         if (!found.committing)
             continue;
         *moved = there && qc_digest_equal(&in_out, &found.manifest);
-        r->committing = d->dead.shard_count > 0 && qc_digest_equal(&d->dead_text, &found.manifest);
+        r->committing =
+            d->dead.shard_count > 0 && qc_digest_equal(&d->dead_digest, &found.manifest);
         r->manifest = found.manifest;
         r->committer = i;
     }

@@ -236,7 +236,7 @@ static qc_status take_out(checker *c, qc_error *err)
         u->recorded = u->recorded && c->damaged[i] != OTHER_SCALES;
         uint32_t job = p->plan->outputs[u->tensor].job;
         if (p->jobs[job].kept)
-            QC_TRY(qc_resume_add_begin(r, job, err)); /* what was recorded of it no longer counts */
+            QC_TRY(qc_resume_add_begin(r, job, err)); /* its records no longer count */
         qc_job_reset(p, job);
     }
     return take_derived_out(c, err);
