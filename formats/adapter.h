@@ -40,7 +40,7 @@ typedef struct {
     const char *path;                        /* as given */
     const char *name;                        /* the last part of the path */
     qc_checkpoint *weights;                  /* one file */
-    qc_digest config_digest, weights_digest; /* of the files */
+    qc_digest config_digest, weights_digest; /* digests of the two files */
     int fan_in_fan_out;                      /* weights are stored [in, out] (Conv1D of GPT-2) */
     qc_adapter_module *modules;              /* sorted by module */
     size_t module_count;

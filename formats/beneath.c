@@ -159,7 +159,7 @@ static qc_status find_block(const qc_file *root, const char *name, qc_entry *out
             return QC_OK;
         }
     }
-    *out = (qc_entry){.kind = QC_ENTRY_MISSING}; /* it has become a folder meanwhile */
+    *out = (qc_entry){.kind = QC_ENTRY_MISSING}; /* the name has become a folder */
     return QC_OK;
 }
 

@@ -26,7 +26,7 @@ typedef struct {
     /* If not 0, the name cannot be reached: its first `blocked` bytes name something that is not a
      * folder, and kind says what it is. */
     size_t blocked;
-    uint64_t bytes;      /* of a file */
+    uint64_t bytes;      /* length of a file */
     uint64_t disk_bytes; /* space on the disk; less than its size where it has holes */
 } qc_entry;
 

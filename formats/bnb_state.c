@@ -20,7 +20,7 @@
 /* Writes the JSON up to the offset (nested) or up to its closing brace. Returns its length. */
 static size_t write_prefix(const qc_bnb_state *s, char out[PREFIX_BYTES])
 {
-    const char *dtype = qc_dtype_torch_name(s->dtype);
+    const char *dtype = qc_dtype_torch_name(s->source_dtype);
     size_t n = (size_t)snprintf(out, PREFIX_BYTES,
                                 "{\"quant_type\": \"%s\", \"blocksize\": %" PRIu64
                                 ", \"dtype\": \"%s\", \"shape\": [",
@@ -59,10 +59,10 @@ static qc_status check_state(const qc_bnb_state *s, qc_error *err)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "quant_state: blocksize: expected a power of two from %u to %u, found %" PRIu64,
                 BLOCK_LEAST_ELEMS, BLOCK_MOST_ELEMS, s->block_elems);
-    if (!qc_dtype_is_quantizable(s->dtype))
+    if (!qc_dtype_is_quantizable(s->source_dtype))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "quant_state: dtype: expected a floating-point dtype, found %s",
-                qc_dtype_name(s->dtype));
+                qc_dtype_name(s->source_dtype));
     if (s->ndim < 1 || s->ndim > QC_MAX_DIMS)
         QC_FAIL(err, QC_ERR_INPUT, "quant_state: shape: expected 1 to %u dimensions, found %u",
                 (unsigned)QC_MAX_DIMS, s->ndim);
@@ -128,7 +128,7 @@ static qc_status read_dtype(qc_bnb_state *s, const qc_json_node *n, qc_error *er
     for (int i = 0; i < QC_DTYPE_COUNT; i++) {
         const char *torch_name = qc_dtype_torch_name((qc_dtype)i);
         if (torch_name && strcmp(torch_name, name) == 0) {
-            s->dtype = (qc_dtype)i;
+            s->source_dtype = (qc_dtype)i;
             return QC_OK;
         }
     }

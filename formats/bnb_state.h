@@ -17,7 +17,7 @@
 typedef struct {
     char quant_type[16]; /* "nf4", "fp4"; "int8" for qconv's block-wise int8 */
     uint64_t block_elems;
-    qc_dtype dtype; /* of the source weight */
+    qc_dtype source_dtype;
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS];
     int nested;

@@ -41,7 +41,7 @@ typedef struct {
     size_t tensor_count;
     uint64_t tensor_bytes;
     uint64_t file_bytes; /* on disk */
-    qc_file_stamp stamp; /* of the opening */
+    qc_file_stamp stamp; /* taken when the file was opened */
     int compressed;
 } qc_checkpoint_file;
 

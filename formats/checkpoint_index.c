@@ -262,8 +262,8 @@ static int has_index_of(const qc_tree_file *tree, size_t count, const qc_checkpo
 typedef struct {
     const char *name; /* the one that decides, without .zst; NULL: none */
     int is_index;
-    qc_checkpoint_names found; /* all that could */
-    size_t variants;           /* of them */
+    qc_checkpoint_names found; /* all that could be the model */
+    size_t found_variants;
 } candidates;
 
 /* Finds files or indexes that could be the model, where none has the name that says so. */
@@ -286,10 +286,10 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
             continue;
         QC_TRY(qc_arena_strndup(&c->arena, &out->name, path, len, err));
         qc_checkpoint_names_add(&out->found, out->name);
-        out->variants += variant != 0;
+        out->found_variants += variant != 0;
         out->is_index = n.index;
     }
-    if (out->found.count > 1 && out->variants == out->found.count)
+    if (out->found.count > 1 && out->found_variants == out->found.count)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s has %zu variants of the weights, and not the weights themselves: %s; give one "
                 "of them as MODEL",

@@ -35,7 +35,7 @@ int qc_checkpoint_name_is_torch(const char *path);
 int qc_checkpoint_name_is_adapter(const char *path);
 
 typedef struct {
-    const char *name; /* of a tensor */
+    const char *name; /* name of a tensor */
     uint32_t file;    /* index into the files of the index */
 } qc_checkpoint_entry;
 

@@ -16,8 +16,8 @@
 #define NAME_SHOWN_BYTES 160
 
 typedef struct {
-    const char *prefix; /* of the file's own name */
-    const char *suffix;
+    const char *prefix; /* the begin of the file's name, without folders */
+    const char *suffix; /* the end of it */
 } name_pattern;
 
 /* Weights in any format, their indexes, and what does not belong to a checkpoint, in any folder. */

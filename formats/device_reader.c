@@ -16,7 +16,7 @@
 #define NAMES_IN_ERROR 16u
 
 typedef struct {
-    qc_reader_device device; /* what callers see */
+    qc_reader_device device; /* the part that callers see */
     size_t first_tensor, first_shard;
 } device_entry;
 

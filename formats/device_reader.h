@@ -53,7 +53,7 @@ typedef struct {
     const qc_reader_tensor *tensors; /* in the order of shards and files; NULL if there are none */
     size_t tensor_count;
     uint64_t tensor_bytes; /* sum over its tensors: what a device must hold */
-    uint64_t stored_bytes; /* of its shards on disk */
+    uint64_t stored_bytes; /* length of its shards on disk */
     size_t shard_count;
     size_t max_piece_bytes; /* the largest piece of a load in pieces; 8 MiB in qconv's outputs */
 } qc_reader_device;

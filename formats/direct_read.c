@@ -28,12 +28,12 @@ typedef struct {
 struct qc_direct_reader {
     aio_context_t context;
     int have_context;
-    const qc_file *file; /* of fd */
+    const qc_file *file; /* the file that fd reads */
     int fd;              /* -1: none */
     unsigned char *bytes;
     chunk chunks[QC_DIRECT_DEPTH]; /* chunk n of the range is in chunks[n % DEPTH] */
     unsigned busy;
-    uint64_t base, end;   /* of the range; base is aligned down */
+    uint64_t base, end;   /* the range; base is aligned down */
     uint64_t first, next; /* chunks [first, next) are here or on their way */
 };
 

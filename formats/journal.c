@@ -73,7 +73,7 @@ static qc_status read_record(const qc_file *f, uint64_t size, uint64_t at, void 
     if (qc_load_le64(record + need - SUM_BYTES) != sum_of(record, need - SUM_BYTES, at))
         return QC_OK;
     r->type = qc_load_le32(record);
-    r->bytes = bytes;
+    r->payload_bytes = bytes;
     r->payload = record + HEAD_BYTES;
     r->end = at + need;
     *whole = 1;

@@ -30,8 +30,8 @@ typedef struct qc_journal qc_journal;
 
 typedef struct {
     uint32_t type;
-    uint32_t bytes;               /* of the payload */
-    const unsigned char *payload; /* borrowed until the call returns; not NULL even if bytes is 0 */
+    uint32_t payload_bytes;
+    const unsigned char *payload; /* borrowed until the call returns; never NULL */
     uint64_t end;                 /* position in the file behind the record */
 } qc_journal_record;
 

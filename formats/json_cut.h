@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     qc_json_parts parts;
-    qc_strbuf text; /* of the part that is being read */
+    qc_strbuf text; /* text of the part that is being read */
     qc_strbuf word; /* the beginning of the last string at the top level */
     uint64_t depth;
     int in_object; /* the top level is an object; in an array there is no list */

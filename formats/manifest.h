@@ -29,7 +29,7 @@
 /* The relative squared error in a layer's outputs over calibration inputs. */
 typedef struct {
     double rounded;    /* with searched scales and codes rounded to nearest */
-    double calibrated; /* of what is written */
+    double calibrated; /* with the codes that are written */
 } qc_manifest_outputs;
 
 typedef struct {
@@ -85,10 +85,10 @@ typedef struct {
 
 /* An adapter that was merged into the source's weights. */
 typedef struct {
-    const char *name; /* of its folder, without those above */
+    const char *name; /* name of its folder, without those above */
     double scale;     /* on top of its own */
-    qc_digest config; /* of adapter_config.json */
-    uint64_t bytes;   /* of the file of its weights */
+    qc_digest config; /* digest of adapter_config.json */
+    uint64_t bytes;   /* length of the file of its weights */
     qc_digest weights;
 } qc_manifest_adapter;
 
@@ -113,18 +113,18 @@ typedef struct {
 /* What weights cost the answers to a text that did not calibrate: the KL divergence of the
  * predictions from the original's in nats, or the distance of an encoder's states. */
 typedef struct {
-    uint64_t tokens;           /* of that text; 0: nobody looked */
+    uint64_t tokens;           /* length of that text; 0: nobody looked */
     double search, calibrated; /* with scales of --scale search, and with calibrated weights */
 } qc_manifest_judged;
 
 /* What weights were calibrated with: a text, or second moments made elsewhere. */
 typedef struct {
     const char *text; /* the name of its file, without folders; "default" is the bundled text */
-    qc_digest digest; /* of the text */
+    qc_digest digest; /* digest of the text */
     const char *tokenizer; /* kind, or "ids" */
     uint64_t tokens, windows, context;
     double mix;           /* the share of the tokens that are the bundled text's */
-    double relative_rank; /* of the text's inputs beside the bundled text's; 0: nobody looked */
+    double relative_rank; /* rank of the text's inputs / the bundled text's; 0: nobody looked */
     qc_manifest_judged judged;
     const char *hessians; /* the name of the file or folder; NULL: a text was used, named above */
     double damping;

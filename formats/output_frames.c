@@ -103,7 +103,7 @@ typedef struct {
     uint32_t shard, tensor;
     uint64_t begin;        /* in the content of the shard */
     uint64_t bytes, piece; /* piece 0: frames may have any size */
-    uint64_t stored_bytes; /* of its frames, if they are compressed */
+    uint64_t stored_bytes; /* length of its frames, if they are compressed */
 } stretch;
 
 static stretch stretch_of(const qc_output_frames *f, size_t shard, uint32_t tensor)
@@ -224,7 +224,7 @@ qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err
     }
     qc_status st = qc_seek_table_read(&table, &s->file, err);
     if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED)
-        st = qc_error_recode(err, QC_ERR_CHECK); /* it was right once */
+        st = qc_error_recode(err, QC_ERR_CHECK); /* the table was right once */
     if (st == QC_OK)
         st = check_table(&table, s, shard_row(f, shard), err);
     if (st == QC_OK)

@@ -26,8 +26,8 @@ typedef struct {
     uint64_t offset; /* in the file */
     uint64_t at;     /* in the content of its tensor or header */
     uint32_t stored_bytes, content_bytes;
-    uint32_t shard;  /* of the shards chosen */
-    uint32_t tensor; /* of their tensors; or QC_HEADER_FRAME */
+    uint32_t shard;  /* index among the shards chosen */
+    uint32_t tensor; /* index among their tensors, or QC_HEADER_FRAME */
 } qc_output_frame;
 
 /* Neighbouring frames: of a tensor, or of a header. */
@@ -48,7 +48,7 @@ typedef struct {
     const char *dir;
     const qc_manifest *m;
     const char *device; /* which needs the shards, for messages; NULL: nobody is named */
-    size_t first_shard, first_tensor; /* of the manifest's: the first that are chosen */
+    size_t first_shard, first_tensor; /* indices in the manifest of the first chosen */
     qc_output_shard *shards;
     size_t shard_count;
     qc_frame_range *tensors;

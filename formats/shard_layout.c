@@ -42,8 +42,7 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
     return piece <= PIECE_TARGET_BYTES ? piece : PIECE_TARGET_BYTES / align_bytes * align_bytes;
 }
 
-/* ---- Names
- * ------------------------------------------------------------------------------------ */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 /* Returns the length of the first half of a tensor's name where it comes in two. */
 static size_t stem_bytes(const qc_out_tensor *t)

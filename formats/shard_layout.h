@@ -41,7 +41,7 @@ typedef struct {
     uint32_t *order; /* indices of its tensors, in file order */
     uint32_t first;  /* its tensors are first to first + count - 1, in the order given */
     uint32_t count;
-    uint32_t device; /* of all its tensors */
+    uint32_t device; /* the device of all its tensors */
 } qc_shard;
 
 /* Takes 12 bytes a tensor, in the arena given. The orders of all shards lie one behind the

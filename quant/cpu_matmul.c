@@ -21,9 +21,9 @@
 typedef struct {
     const qc_weights *w;
     const qc_matmul_cpu_io *io;
-    qc_gemv gemv; /* of the rows of x from first_x on */
+    qc_gemv gemv; /* the rows of x from first_x on */
     uint64_t first_x;
-    unsigned m; /* of them that there are; gemv.m may be more */
+    unsigned x_rows; /* rows that there are; gemv.m may be more */
     int fast;
     uint64_t chunk;
 } product;
@@ -43,14 +43,14 @@ struct qc_cpu_matmul {
     pthread_mutex_t calls; /* one call at a time; taken before lock */
     pthread_mutex_t lock;  /* for the conditions; a leaf lock */
     pthread_cond_t begun, ended;
-    atomic_uint turn;    /* of products; a new one wakes the threads */
+    atomic_uint turn;    /* number of the product; a new one wakes the threads */
     atomic_uint working; /* threads that are not through with this turn */
     atomic_int closing;
     atomic_uint_fast64_t next; /* row of W */
     product job;
     void *packed; /* x as the kernels want it */
     size_t packed_bytes;
-    void *scratch; /* of the panels, one for each thread */
+    void *scratch; /* room for panels, one for each thread */
     size_t scratch_bytes;
 };
 
@@ -66,7 +66,7 @@ static inline void relax(void)
 static void store_rows(const product *p, uint64_t row, const float *sums)
 {
     const qc_matmul_cpu_io *io = p->io;
-    for (unsigned m = 0; m < p->m; m++) {
+    for (unsigned m = 0; m < p->x_rows; m++) {
         float sum = sums[m] + (io->bias ? io->bias[row] : 0.0f);
         const uint64_t at = (p->first_x + m) * io->ldy + row;
         if (isnan(sum))
@@ -324,8 +324,8 @@ static void pack(qc_cpu_matmul *h, float unit)
     product *p = &h->job;
     qc_gemv *g = &p->gemv;
     const qc_matmul_cpu_io *io = p->io;
-    p->m = (unsigned)qc_min_u64(io->m - p->first_x, QC_GEMV_ROWS);
-    g->m = p->m > 4 ? 8 : p->m > 2 ? 4 : p->m;
+    p->x_rows = (unsigned)qc_min_u64(io->m - p->first_x, QC_GEMV_ROWS);
+    g->m = p->x_rows > 4 ? 8 : p->x_rows > 2 ? 4 : p->x_rows;
     int16_t *x = h->packed;
     float *scales = (float *)(void *)(x + g->m * g->groups * QC_GEMV_GROUP);
     g->x = x;
@@ -333,7 +333,7 @@ static void pack(qc_cpu_matmul *h, float unit)
     for (uint64_t i = 0; i < g->groups; i++)
         for (unsigned m = 0; m < g->m; m++, x += QC_GEMV_GROUP) {
             float room[QC_GEMV_GROUP] = {0.0f};
-            if (m < p->m)
+            if (m < p->x_rows)
                 read_group(io, (p->first_x + m) * io->ldx + i * QC_GEMV_GROUP, room);
             *scales++ = pack_group(&p->w->form, room, unit, x);
         }

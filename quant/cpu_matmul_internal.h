@@ -32,13 +32,13 @@
 /* One weight and some rows of x. x is laid out by cpu_matmul.c. */
 typedef struct {
     const qc_weights *w;
-    uint64_t groups;       /* of 64, in a row */
+    uint64_t groups;       /* groups of 64 in a row */
     const int16_t *x;      /* [groups][m][64] in the order of the kernel */
     const float *x_scales; /* [groups][m]; times the step of the codes' values */
     unsigned m;            /* 1, 2, 4 or 8 */
     unsigned shift;        /* group g of a row has the scale of block first + (g >> shift) */
     int halves;            /* blocks of 32: first + 2 g and 2 g + 1 instead */
-    unsigned nested_shift; /* of a block, to its nested absmax */
+    unsigned nested_shift; /* block b has the nested absmax b >> nested_shift */
     unsigned char low[16], high[16]; /* bytes of t, for codes of 4 bits */
     unsigned char flip;              /* 0x80 where codes of 8 bits are stored with a bias of 128 */
 } qc_gemv;

@@ -19,9 +19,9 @@ typedef struct {
     double *h, *c;
     double *row_is; /* [pieces] 0 where something is not finite */
     double *own;    /* [n] H's diagonal, before it is damped */
-    double scale;   /* of H in hu: a power of two */
+    double h_scale; /* the power of two by which hu holds H */
     double damping;
-    double mean;    /* of H's diagonal */
+    double h_mean;  /* mean of H's diagonal */
     double *strips; /* [threads][n, STRIP] */
 } opening;
 
@@ -81,9 +81,9 @@ static qc_status fill(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
     (void)err;
     for (uint64_t k = first; k < end; k++) {
         const double r = qc_factor_at(o->factor, k, k);
-        o->f->d[o->f->order[k]] = (float)(r * r * o->scale);
+        o->f->d[o->f->order[k]] = (float)(r * r * o->h_scale);
         for (uint64_t j = k; j < n; j++)
-            o->f->hu[k * n + j] = (float)(o->h[j * n + k] * o->scale);
+            o->f->hu[k * n + j] = (float)(o->h[j * n + k] * o->h_scale);
     }
     for (uint64_t j = 0; j < end; j++)
         for (uint64_t k = j + 1 > first ? j + 1 : first; k < end; k++)
@@ -218,12 +218,12 @@ static qc_status look_at_diagonal(opening *o, qc_feedback_info *info, qc_error *
         o->own[k] = o->h[k * n + k];
         o->f->inverse[k] = o->own[k] == 0.0 ? 0.0f : 1.0f;
     }
-    return qc_feedback_look_at_diagonal(o->own, n, o->f->order, &o->mean, &info->dead, err);
+    return qc_feedback_look_at_diagonal(o->own, n, o->f->order, &o->h_mean, &info->dead, err);
 }
 
 static double anchor(const opening *o, uint64_t k)
 {
-    return qc_feedback_anchor(o->own[k], o->mean);
+    return qc_feedback_anchor(o->own[k], o->h_mean);
 }
 
 /* Tries the damping that was asked for, then ten times as much each time, and at last the most
@@ -236,7 +236,7 @@ static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
     for (;;) {
         for (uint64_t k = 0; k < n; k++)
             o->h[k * n + k] = o->own[k] + (o->own[k] > 0.0 ? damping * anchor(o, k) : 0.0);
-        QC_TRY(qc_factor_make(o->factor, o->mean, &exists, err));
+        QC_TRY(qc_factor_make(o->factor, o->h_mean, &exists, err));
         if (exists)
             break;
         QC_TRY(qc_feedback_raise(&damping, info, err));
@@ -250,7 +250,7 @@ static qc_status open_target(opening *o, qc_error *err)
     qc_feedback *f = o->f;
     QC_TRY(qc_malloc_aligned((void **)&f->m, 64, f->n * f->n * sizeof(float), err));
     for (uint64_t k = 0; k < f->n; k++) /* a dead column's target is its weights */
-        o->c[k * f->n + k] += f->inverse[k] == 0.0f ? o->mean : o->damping * anchor(o, k);
+        o->c[k * f->n + k] += f->inverse[k] == 0.0f ? o->h_mean : o->damping * anchor(o, k);
     QC_TRY(qc_malloc_aligned((void **)&o->strips, 64, f->n * STRIP * f->threads * sizeof *o->strips,
                              err));
     qc_status st = qc_piecework(f->threads, qc_ceil_div_u64(f->n, STRIP), arrange, o, err);
@@ -268,7 +268,7 @@ static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
     QC_TRY(look_at_diagonal(o, info, err));
     QC_TRY(qc_piecework(f->threads, pieces(f), bury, o, err));
     QC_TRY(factor(o, info, err));
-    o->scale = f->scale = qc_feedback_scale(o->mean);
+    o->h_scale = f->scale = qc_feedback_scale(o->h_mean);
     QC_TRY(qc_piecework(f->threads, pieces(f), fill, o, err));
     for (uint64_t k = 0; k < n; k++)
         if (f->inverse[k] != 0.0f) {

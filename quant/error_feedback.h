@@ -60,7 +60,7 @@ double qc_feedback_damping(uint64_t n, uint64_t tokens);
 double qc_feedback_outputs_damping(uint64_t block, uint64_t tokens);
 
 typedef struct {
-    double damping;        /* that was used */
+    double damping;        /* the damping that was used */
     unsigned times_raised; /* how often it was raised tenfold until the factor existed */
     uint64_t dead;         /* columns */
 } qc_feedback_info;
@@ -110,7 +110,7 @@ typedef struct {
 typedef struct {
     double rounded;    /* with scales that were searched without data, and codes rounded to
                           nearest */
-    double calibrated; /* of what is returned */
+    double calibrated; /* with the scales and codes that are returned */
     /* The same two of tr(G E H E^T), G with its damping; 0 without G. */
     double rounded_two_sided, calibrated_two_sided;
     double target_two_sided; /* tr(G T H T^T), by which these two are divided; 0 without G */

@@ -22,7 +22,7 @@ struct qc_feedback {
      * the left part of a row is the column of U that feedback needs, and its right part a column of
      * H. */
     float *hu;
-    double scale;   /* that power of two */
+    double scale;   /* the power of two in hu */
     float *d;       /* [n] D, times the same power of two */
     float *inverse; /* [n] 1 / H_kk as in hu; 0 for a dead column */
     float *m;       /* [n, n], T = W m^T; NULL without C */
@@ -60,7 +60,7 @@ double qc_feedback_scale(double mean);
 
 /* Outputs that belong together: those of a block of G. */
 typedef struct {
-    float scale;      /* of G: a power of two */
+    float scale;      /* a power of two by which G is multiplied */
     float damping;    /* on the diagonal, of G times scale */
     double inverse;   /* 1 / scale; 0 where all of G is zero */
     uint64_t changed; /* codes in the sweep before; 0: it is done */

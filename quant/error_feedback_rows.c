@@ -224,7 +224,7 @@ static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *c
     if (j->form->nested) {
         const float group = j->out->nested_absmax[(j->out->lead + index) / QC_NESTED_BLOCK];
         const float offset = j->out->nested_offset, place = (wish - offset) / group;
-        unsigned low = 0, high = 255; /* of the ascending map: the first entry not below place */
+        unsigned low = 0, high = 255; /* finds the first entry of the map not below place */
         if (!(group > 0.0f) || !isfinite(place))
             return 0.0f;
         while (low < high) {

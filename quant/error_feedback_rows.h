@@ -30,7 +30,7 @@ typedef struct {
 /* A chunk of rows, and where a thread keeps it. */
 typedef struct {
     const qc_feedback_job *j;
-    uint64_t first, rows; /* of the weight */
+    uint64_t first, rows; /* rows of the weight */
     float *e;             /* [rows, n] E */
     float *g;             /* [rows, wide] */
     float *units, *v;     /* [rows, wide] of a block: units of codes, and them times H */

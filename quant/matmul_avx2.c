@@ -50,8 +50,8 @@ QC_INLINE void half_block(const qc_matmul_tile *t, unsigned r, unsigned rows, un
     __m256 acc[BLOCK_W][BLOCK_X], xv[BLOCK_X];
     for (unsigned a = 0; a < rows; a++)
         for (unsigned b = 0; b < m; b++)
-            acc[a][b] = t->first ? _mm256_setzero_ps()
-                                 : _mm256_load_ps(lanes + (a * QC_MATMUL_GROUP + b) * QC_LANES);
+            acc[a][b] = t->is_first ? _mm256_setzero_ps()
+                                    : _mm256_load_ps(lanes + (a * QC_MATMUL_GROUP + b) * QC_LANES);
     unsigned c = 0;
     for (; c + QC_LANES <= t->k; c += QC_LANES) {
         for (unsigned b = 0; b < m; b++)
@@ -72,9 +72,9 @@ QC_INLINE void half_block(const qc_matmul_tile *t, unsigned r, unsigned rows, un
         }
     }
     for (unsigned b = 0; b < m; b++) {
-        for (unsigned a = 0; (half == 0 || !t->last) && a < rows; a++)
+        for (unsigned a = 0; (half == 0 || !t->is_last) && a < rows; a++)
             _mm256_store_ps(lanes + (a * QC_MATMUL_GROUP + b) * QC_LANES, acc[a][b]);
-        if (half == 1 && t->last)
+        if (half == 1 && t->is_last)
             store_sums(lanes + b * QC_LANES - HALF, acc, b, rows,
                        t->sums + (i + b) * QC_MATMUL_PANEL + r);
     }

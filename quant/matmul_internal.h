@@ -34,8 +34,8 @@ struct qc_matmul_tile {
     unsigned m;     /* <= QC_MATMUL_GROUP */
     unsigned k;     /* <= QC_MATMUL_STEP */
     float *lanes;
-    int first, last; /* of the steps: lanes begin at 0 in the first and are folded into sums in
-                        the last */
+    int is_first; /* lanes begin at 0 */
+    int is_last;  /* lanes are folded into sums */
     float *sums;
 };
 

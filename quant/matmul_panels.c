@@ -141,8 +141,8 @@ static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cp
                                           .m = m,
                                           .k = (unsigned)n,
                                           .lanes = p->lanes + r * QC_MATMUL_GROUP * QC_LANES,
-                                          .first = from == 0,
-                                          .last = from + n == p->k,
+                                          .is_first = from == 0,
+                                          .is_last = from + n == p->k,
                                           .sums = p->sums + r};
                 for (uint64_t a = 0; a < each && ahead < end; a++, ahead++)
                     fetch_ahead(p, io, ahead, from + n < p->k ? from + n : 0);

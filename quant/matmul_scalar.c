@@ -11,12 +11,12 @@ static void tile(const qc_matmul_tile *t)
     for (unsigned r = 0; r < t->rows; r++) {
         for (unsigned i = 0; i < t->m; i++) {
             float *lanes = t->lanes + (r * QC_MATMUL_GROUP + i) * QC_LANES;
-            if (t->first)
+            if (t->is_first)
                 memset(lanes, 0, QC_LANES * sizeof *lanes);
             for (unsigned c = 0; c < t->k; c++)
                 lanes[c % QC_LANES] = fmaf(t->w[r * t->stride + c], t->x[i * QC_MATMUL_STEP + c],
                                            lanes[c % QC_LANES]);
-            if (t->last)
+            if (t->is_last)
                 t->sums[i * QC_MATMUL_PANEL + r] = qc_fold16(lanes);
         }
     }

@@ -65,11 +65,11 @@ typedef struct {
 typedef enum { NF4, INT8 } scheme;
 
 typedef struct {
-    const unsigned char *src; /* of the group */
+    const unsigned char *src; /* elements of the group */
     uint64_t block;           /* number of its first block */
-    unsigned count;           /* of blocks */
-    unsigned turn;            /* 0, 1, 2, ...: tells which of the scratch it uses */
-    __m256i absmax;           /* bits */
+    unsigned block_count;
+    unsigned turn;  /* 0, 1, 2, ...: tells which of the scratch it uses */
+    __m256i absmax; /* bits */
 } group;
 
 typedef struct {
@@ -89,7 +89,7 @@ QC_INLINE group make_group(const void *src, qc_dtype dtype, uint32_t block_elems
     return (group){
         .src = (const unsigned char *)src + block * block_elems * qc_element_bytes(dtype),
         .block = block,
-        .count = qc_min_u32(blocks - block, most),
+        .block_count = qc_min_u32(blocks - block, most),
         .turn = turn,
     };
 }
@@ -140,7 +140,7 @@ QC_INLINE void pass1_half(const group *g, group_scratch *s, uint32_t units)
 {
     const __m256i no_sign = _mm256_set1_epi16(0x7fff);
     const unsigned char *in = g->src;
-    for (unsigned b = 0; b < g->count; b++) {
+    for (unsigned b = 0; b < g->block_count; b++) {
         __m256i most = _mm256_setzero_si256(), other = most;
         for (uint32_t u = 0; u < units; u++, in += 64) {
             qc_prefetch(in);
@@ -155,7 +155,7 @@ QC_INLINE void pass1_float(const group *g, group_scratch *s, qc_dtype dtype, uin
 {
     float *out = s->widened[g->turn % 2];
     uint64_t i = 0;
-    for (unsigned b = 0; b < g->count; b++) {
+    for (unsigned b = 0; b < g->block_count; b++) {
         __m256i most = _mm256_setzero_si256();
         for (uint32_t v = 0; v < 4 * units; v++, i += 8) {
             __m256 x = qc_load8(g->src, dtype, i);
@@ -338,7 +338,7 @@ QC_INLINE void nf4_pack_group(const context *c, const group *g, uint32_t units)
 {
     const unsigned char *in = c->scratch->codes;
     unsigned char *out = c->codes + g->block * units * 16;
-    uint32_t left = g->count * units;
+    uint32_t left = g->block_count * units;
     for (; left > 1; left -= 2, in += 64, out += 32)
         qc_store(out, nf4_pack(qc_load(in), qc_load(in + 32)));
     if (left > 0)
@@ -530,15 +530,15 @@ QC_INLINE void int8_block(const context *c, const group *g, unsigned b, qc_dtype
 QC_INLINE void pass2(const context *c, const group *g, scheme to, qc_dtype dtype, uint32_t units,
                      int errors)
 {
-    for (unsigned b = 0; to == INT8 && b < g->count; b++)
+    for (unsigned b = 0; to == INT8 && b < g->block_count; b++)
         int8_block(c, g, b, dtype, units, errors);
     if (to == INT8)
         return;
-    for (unsigned b = 0; b < g->count; b++)
+    for (unsigned b = 0; b < g->block_count; b++)
         nf4_codes(c, g, b, dtype, units);
     if (dtype != QC_DTYPE_BF16)
-        nf4_compare(c, g->count * units);
-    for (unsigned b = 0; errors && b < g->count; b++)
+        nf4_compare(c, g->block_count * units);
+    for (unsigned b = 0; errors && b < g->block_count; b++)
         nf4_errors(c, g, b, dtype, units);
     nf4_pack_group(c, g, units);
 }
@@ -576,7 +576,7 @@ QC_INLINE void add_group(const context *c, const group *g)
     group_scratch *s = c->scratch;
     __m256i rr = qc_fold8x8(QC_FOLD_ADD, &s->rows[RR]), rc = qc_fold8x8(QC_FOLD_ADD, &s->rows[RC]);
     __m256i cc = qc_fold8x8(QC_FOLD_ADD, &s->rows[CC]);
-    write_block_errors(c->block_errors + g->block, g->count, rc, cc,
+    write_block_errors(c->block_errors + g->block, g->block_count, rc, cc,
                        qc_fold8x8(QC_FOLD_MAX_F32, &s->rows[PEAK]));
     for (int upper = 0; upper < 2; upper++) {
         __m256d a = half_to_double(g->absmax, upper), r = half_to_double(rr, upper);
@@ -589,7 +589,7 @@ QC_INLINE void add_group(const context *c, const group *g)
     }
     /* pairs (ee, xx); blocks 0, 2, then 1, 3, then the upper four */
     __m128d total = _mm_set_pd(c->sums->sum_xx, c->sums->sum_ee);
-    for (unsigned b = 0; b < g->count; b++)
+    for (unsigned b = 0; b < g->block_count; b++)
         total = _mm_add_pd(total, _mm_load_pd(s->sums + (b & 4u) * 2 + (b & 1u) * 4 + (b & 2u)));
     c->sums->sum_ee = _mm_cvtsd_f64(total);
     c->sums->sum_xx = _mm_cvtsd_f64(_mm_unpackhi_pd(total, total));
@@ -599,13 +599,13 @@ QC_INLINE void add_group(const context *c, const group *g)
 
 QC_INLINE void store_absmax(float *out, const group *g)
 {
-    if (g->count == QC_GROUP) {
+    if (g->block_count == QC_GROUP) {
         qc_store(out, g->absmax);
         return;
     }
     float lanes[QC_GROUP];
     qc_store(lanes, g->absmax);
-    memcpy(out, lanes, g->count * sizeof *out);
+    memcpy(out, lanes, g->block_count * sizeof *out);
 }
 
 /* units: how many units of 32 elements a block has; a constant where it matters. */
@@ -615,20 +615,20 @@ QC_INLINE void quantize(const context *c, scheme to, const void *src, qc_dtype d
     const uint32_t block_elems = units * 32;
     const uint64_t blocks = n / block_elems;
     group_scratch *s = c->scratch;
-    group now = make_group(src, dtype, block_elems, 0, blocks, 0), before = {.count = 0};
+    group now = make_group(src, dtype, block_elems, 0, blocks, 0), before = {.block_count = 0};
     pass1(&now, s, dtype, units);
-    while (now.count > 0) {
+    while (now.block_count > 0) {
         now.absmax = fold_absmax(s, dtype);
         group next =
-            make_group(src, dtype, block_elems, now.block + now.count, blocks, now.turn + 1);
+            make_group(src, dtype, block_elems, now.block + now.block_count, blocks, now.turn + 1);
         pass1(&next, s, dtype, units);
-        if (errors && before.count > 0)
+        if (errors && before.block_count > 0)
             add_group(c, &before);
-        if (any_odd_block(now.absmax, now.count)) {
-            if (!scalar_blocks(c, to, src, dtype, now.block, (uint64_t)now.count * block_elems,
-                               absmax))
+        if (any_odd_block(now.absmax, now.block_count)) {
+            if (!scalar_blocks(c, to, src, dtype, now.block,
+                               (uint64_t)now.block_count * block_elems, absmax))
                 return;
-            before.count = 0;
+            before.block_count = 0;
         } else {
             store_absmax(absmax + now.block, &now);
             prepare(&now, s);
@@ -637,7 +637,7 @@ QC_INLINE void quantize(const context *c, scheme to, const void *src, qc_dtype d
         }
         now = next;
     }
-    if (errors && before.count > 0)
+    if (errors && before.block_count > 0)
         add_group(c, &before);
     (void)scalar_blocks(c, to, src, dtype, blocks, n % block_elems, absmax);
 }

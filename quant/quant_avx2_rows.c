@@ -173,7 +173,7 @@ typedef struct {
     unsigned char *codes;
     qc_wide lowest, highest;
     qc_piece_sums *sums;
-    qc_wide most; /* of the groups at work */
+    qc_wide largest_error; /* over the groups at work */
 } int_context;
 
 /* Makes the scales of sixteen groups, as qc_int_scale has them. */
@@ -245,13 +245,13 @@ QC_INLINE void int_run(int_context *c, qc_dtype dtype, unsigned bits, float scal
 {
     const qc_wide zero = qc_wide_all(0.0f);
     const double s2 = (double)scale * (double)scale;
-    int_sums s = {qc_wide_all(scale), qc_wide_all(1.0f / scale), zero, zero, c->most};
+    int_sums s = {qc_wide_all(scale), qc_wide_all(1.0f / scale), zero, zero, c->largest_error};
     uint64_t i = first;
     for (; i + 32 <= end; i += 32)
         int_step(c, dtype, bits, i, 32, &s);
     if (i < end)
         int_step(c, dtype, bits, i, (unsigned)(end - i), &s);
-    c->most = s.most;
+    c->largest_error = s.most;
     c->sums->sum_ee += (double)qc_wide_fold(s.rr) * s2;
     c->sums->sum_xx += (double)qc_wide_fold(s.yy) * s2;
 }
@@ -294,11 +294,11 @@ QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t
     }
     int_scales(c->how, absmax, scale);
     memcpy(scales + at, scale, count * sizeof *scale);
-    c->most = qc_wide_all(0.0f);
+    c->largest_error = qc_wide_all(0.0f);
     for (unsigned g = 0; g < count; g++)
         for (uint64_t i = (at + g) * group, end = i + group; i < end; i += QC_ROW_FLUSH)
             int_run(c, dtype, bits, scale[g], i, qc_min_u64(end, i + QC_ROW_FLUSH));
-    const float most = qc_wide_largest(c->most);
+    const float most = qc_wide_largest(c->largest_error);
     if ((double)most > c->sums->max_err) {
         c->sums->max_err = (double)most;
         c->sums->max_index = find_int_error(c, dtype, group, at, scale, most);

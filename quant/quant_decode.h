@@ -30,7 +30,7 @@ void qc_f8_table(qc_dtype dtype, float table[256]);
 /* Scales of an [rows, cols] weight: one for each tile of tile_rows x tile_cols (both at least 1;
  * tiles at the edges may be partial), row-major. */
 typedef struct {
-    uint64_t cols; /* of the weight, at least 1 */
+    uint64_t cols; /* columns of the weight, at least 1 */
     uint64_t tile_rows, tile_cols;
     uint64_t tiles_across; /* ceil(cols / tile_cols) */
     const float *scales;

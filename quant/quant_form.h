@@ -13,14 +13,14 @@ extern "C" {
 /* What quantizing elements leaves; the arrays are the caller's. */
 typedef struct {
     void *codes;
-    float *absmax;                /* of blocks or of rows */
-    qc_block_error *block_errors; /* of blocks; NULL skips all error sums of blocks */
+    float *absmax;                /* scales of blocks or of rows */
+    qc_block_error *block_errors; /* error sums of blocks; NULL: none are made */
 } qc_form_out;
 
 struct qc_form_ops {
     qc_form_kind kind;
     const char *name;
-    unsigned bits;     /* of a code */
+    unsigned bits;     /* bits of a code */
     int low_first;     /* a code of 4 bits with an even index is in the low nibble, else the high */
     int integer;       /* scales are those of a dtype (qc_int_round_scale), never nested, and the
                           sums that quantize leaves are final */

@@ -77,7 +77,7 @@ typedef struct {
  * Sources: the formats int-quantized and pack-quantized of the compressed-tensors library. */
 typedef struct {
     unsigned bits;        /* 4: codes are -8 to 7. 8: codes are -127 to 127 */
-    unsigned bias;        /* what is added to a code before it is stored: 0, or 2^(bits-1) */
+    unsigned bias;        /* added to a code before it is stored: 0, or 2^(bits-1) */
     qc_dtype scale_dtype; /* F32, F16 or BF16: the values that a scale may have */
 } qc_int_codes;
 

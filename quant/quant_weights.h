@@ -48,13 +48,12 @@ typedef struct {
     const qc_form_ops *ops;
     uint32_t block_elems;  /* elements that share a scale: a power of two from 32 to 4096; 0: each
                               row has a scale */
-    uint64_t cols;         /* of a row; blocks are quantized without it */
+    uint64_t cols;         /* columns of a row; blocks are quantized without it */
     int32_t nested;        /* 1: double quantized scales */
-    float offset;          /* of nested scales; 0 for NF4 as we make it */
+    float offset;          /* added to double quantized scales; 0 for NF4 as we make it */
     const float *code_map; /* NF4: [16] values of the codes, where the other arrays lie; NULL: those
                               of NF4 */
-    qc_dtype scale_dtype;  /* of scales whose dtype the form leaves open (W4A16, W8A16, W8A8): F32,
-                              F16 or BF16 */
+    qc_dtype scale_dtype;  /* F32, F16 or BF16 where the form leaves it open (W4A16, W8A16, W8A8) */
 } qc_form;
 
 typedef struct {

@@ -96,7 +96,7 @@ QC_INLINE __m512 nf4_residue(const neighbours *t, __m512 y)
 {
     const __m512i k = bucket_of(y);
     return _mm512_range_ps(_mm512_sub_ps(y, table32(t->low, k)),
-                           _mm512_sub_ps(y, table32(t->high, k)), 0x0a); /* of lesser magnitude */
+                           _mm512_sub_ps(y, table32(t->high, k)), 0x0a); /* the lesser magnitude */
 }
 
 /* ---- codes ----------------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ typedef struct {
     unsigned tried;     /* how many scales; with refit around each target */
     const float *steps; /* without double quantization: by what a target or absmax is multiplied */
     const uint16_t (*screen)[2 * QC_SEARCH_FACTORS]; /* NULL if there is none */
-    const float *factor;                             /* of the screen's candidates */
+    const float *factor;                             /* factors of the screen's candidates */
     float reach;                                     /* qc_form_reach */
     const unsigned char *src;
     qc_dtype dtype;
@@ -43,7 +43,7 @@ typedef struct {
 typedef struct {
     float s;
     double error;  /* sum (x - x')^2 */
-    unsigned code; /* of double quantization */
+    unsigned code; /* code of s where scales are double quantized */
     int usable;
 } choice;
 

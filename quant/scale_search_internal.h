@@ -164,9 +164,9 @@ const qc_search_tables *qc_search_tables_get(void);
 /* What steps 1 and 2 find in a block. If absmax is 0, below QC_TINY_ABSMAX or not finite, only
  * absmax is set. */
 typedef struct {
-    _Alignas(64) uint32_t total[2 * QC_SEARCH_FACTORS]; /* of the screen */
-    uint32_t best;                                      /* of least total */
-    float absmax;                                       /* of the floats looked at */
+    _Alignas(64) uint32_t total[2 * QC_SEARCH_FACTORS]; /* sums of the screen by candidate */
+    uint32_t best;                                      /* the candidate of least total */
+    float absmax;                                       /* largest magnitude of the floats */
     float xx;                                           /* folded */
 } qc_search_look;
 
@@ -209,7 +209,7 @@ typedef struct {
 
 typedef struct {
     float x[QC_BLOCK_MAX];
-    uint8_t codes[QC_BLOCK_MAX]; /* of a short block */
+    uint8_t codes[QC_BLOCK_MAX]; /* codes of a short block */
     qc_search_target of[QC_NESTED_BLOCK];
     float target[QC_NESTED_BLOCK];
     uint8_t nearest[QC_NESTED_BLOCK];

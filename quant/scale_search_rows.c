@@ -12,7 +12,7 @@ typedef struct {
     _Alignas(64) float x[QC_ROW_FLUSH]; /* widened source */
     _Alignas(64) float h[QC_ROW_FLUSH]; /* after float16 */
     _Alignas(64) uint16_t half[QC_ROW_FLUSH];
-    _Alignas(64) uint8_t codes[QC_ROW_FLUSH]; /* of a run that is not whole */
+    _Alignas(64) uint8_t codes[QC_ROW_FLUSH]; /* codes of a run that is not whole */
 } row_run;
 
 typedef struct {
@@ -23,7 +23,7 @@ typedef struct {
     uint64_t cols;
     const qc_search_out *out;
     row_run *run;
-    const float *seen; /* what the search sees of a run: h, or x of integers */
+    const float *seen; /* the run as the search sees it: h, or x of integers */
 } row_search;
 
 static uint32_t padded(uint32_t n)

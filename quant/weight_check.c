@@ -167,8 +167,8 @@ static uint32_t first_outside(const float *x, const float *low, const float *hig
 typedef struct {
     const qc_quant_ops *ops;
     const qc_check *f;
-    const void *codes;   /* of the chunk */
-    const float *scales; /* of the chunk */
+    const void *codes;   /* codes of the chunk */
+    const float *scales; /* scales of the chunk */
     const float *slack;
     uint32_t n;
     uint64_t first; /* in the piece */
@@ -490,9 +490,9 @@ typedef struct {
     const qc_quant_ops *ops;
     const qc_check *f;
     qc_dtype dtype;
-    const unsigned char *src, *codes; /* of the piece */
+    const unsigned char *src, *codes; /* the piece and its codes */
     const float *scales;
-    void *codes_ref; /* of the elements at work */
+    void *codes_ref; /* the codes that are made of the elements at work */
     qc_check_scratch *t;
     qc_check_sums *sums;
 } integers;
@@ -603,8 +603,8 @@ static void check_integers(const integers *c, uint64_t n, uint64_t group)
         qc_piece_sums made;
         if (qc_form_by_rows(&c->f->form) ||
             add_same(c, first, end - first, group, c->t->absmax, &made) <= 0) {
-            c->sums->bad_source =
-                UINT64_MAX; /* it is found again below, behind what comes before it */
+            /* add_group finds it again, behind what comes before it. */
+            c->sums->bad_source = UINT64_MAX;
             for (uint64_t at = first; at < end; at += group)
                 if (!add_group(c, at, group))
                     return;

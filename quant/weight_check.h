@@ -40,8 +40,8 @@ void qc_check_init(qc_check *c, const qc_form *form);
 /* Always written whole; qc_check_add combines pieces. Indices count elements of the piece, and are
  * UINT64_MAX where there is none. */
 typedef struct {
-    double sum_xx;       /* of x^2 */
-    double sum_ee;       /* of (x - x')^2 */
+    double sum_xx;       /* sum of x^2 */
+    double sum_ee;       /* sum of (x - x')^2 */
     double sum_expected; /* the same for the codes of absmax, with the scale that is there where it
                             is the block's largest value as its form holds it, else with that
                             value, rounded by a third of the slack squared */
@@ -50,7 +50,7 @@ typedef struct {
     uint64_t clipped;
     uint64_t misplaced; /* the smaller count of the two ways, block by block */
     uint64_t first_misplaced;
-    uint64_t scales;         /* of blocks, or rows, that are not all zero */
+    uint64_t scales;         /* blocks, or rows, that are not all zero */
     uint64_t searched;       /* how many of them are good by search and not by absmax */
     uint64_t first_searched; /* the first element of the first of those */
     double sum_largest;      /* over the elements of those: the square of the largest of the block

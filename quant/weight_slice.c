@@ -20,11 +20,11 @@ static uint64_t power_in(uint64_t n, uint64_t most)
 /* A slice as runs of elements of the flattened weight. Units are blocks of the slice. */
 typedef struct {
     const qc_weights *w;
-    uint64_t first, length, runs; /* of elements; run r begins at first + r * cols of w */
-    uint64_t row;                 /* of w */
-    qc_weights out;               /* with the pointers of w */
+    uint64_t first, length, runs; /* run r is `length` elements of w from first + r * cols on */
+    uint64_t first_row;
+    qc_weights out; /* with the pointers of w */
     int codes_copied, scales_copied, nested_copied;
-    uint64_t codes_bytes, scales, nested;               /* of the slice */
+    uint64_t codes_bytes, scales, nested;               /* sizes of the slice's arrays */
     uint64_t scales_offset, nested_offset, total_bytes; /* in the memory */
 } cut;
 
@@ -117,7 +117,7 @@ static qc_status plan(cut *c, const qc_weights *w, const qc_weights_part *p, qc_
     QC_TRY(check_part(w, p, err));
     const int whole = p->cols == w->form.cols || p->rows < 2;
     *c = (cut){.w = w,
-               .row = p->row,
+               .first_row = p->row,
                .first = p->row * w->form.cols + p->col,
                .runs = whole ? 1 : p->rows,
                .length = whole ? p->rows * p->cols : p->cols,
@@ -202,7 +202,7 @@ static void write_slice(const cut *c, unsigned char *memory, qc_weights *out)
     const qc_weights *w = c->w;
     *out = c->out;
     if (qc_form_by_rows(&w->form) && w->absmax)
-        out->absmax = w->absmax + c->row;
+        out->absmax = w->absmax + c->first_row;
     if (c->length == 0)
         return;
     out->codes = c->codes_copied ? memory : codes_at(w, c->first);

@@ -33,7 +33,7 @@ typedef struct {
  * weight. */
 typedef struct {
     uint64_t rows;
-    uint64_t cols;          /* that of the whole weight where rows cannot be cut */
+    uint64_t cols;          /* the whole weight's where rows cannot be cut */
     uint64_t rows_in_place; /* whole rows that begin at a multiple of this are not copied */
 } qc_weights_cuts;
 
@@ -43,8 +43,8 @@ typedef struct {
 typedef struct {
     qc_weights_part read;  /* up to the last row of the part */
     uint64_t skip;         /* rows of it that do not belong to the part, at its begin */
-    uint32_t block_elems;  /* of the weight that this is; 0: a scale for each row */
-    uint32_t nested_block; /* of the same; 0: its scales are floats */
+    uint32_t block_elems;  /* block of the weight that is read; 0: a scale for each row */
+    uint32_t nested_block; /* scales in a group of them there; 0: they are floats */
     uint64_t code_bytes, scales, nested_scales;
 } qc_weights_read;
 

@@ -11,7 +11,7 @@
 /* What came of calibrating, for the manifest and the summary. The strings are in the options'
  * arena. */
 typedef struct {
-    const char *text;      /* of the other side of a door, or NULL */
+    const char *text;      /* name of the other side's text, or NULL */
     char text_digest[33];  /* hex */
     const char *tokenizer; /* kind */
     const char *hessians;  /* file, or what the other side calls its moments; NULL: a text */

@@ -87,7 +87,7 @@ static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const float
 }
 
 const qc_calibrate_engine_ops qc_calibrate_cpu_ops = {
-    .bytes = sizeof(cpu),
+    .engine_bytes = sizeof(cpu),
     .close = close,
     .measure = measure,
     .room_weight = room_weight,

@@ -17,9 +17,9 @@ typedef struct qc_door qc_door;
 
 /* What the other side says of itself when it comes. The strings are in the door's arena. */
 typedef struct {
-    const char *identity; /* all that its results depend on beside the conversion */
-    const char *text;     /* what it calibrates with; NULL: moments, of this name */
-    const char *hessians;
+    const char *identity;    /* all that its results depend on beside the conversion */
+    const char *text;        /* the name of its text; NULL: it has moments */
+    const char *hessians;    /* the name of its moments; NULL: it has a text */
     const char *text_digest; /* hex, with a text */
     const char *tokenizer;   /* kind, with a text */
     uint64_t tokens, windows, context;

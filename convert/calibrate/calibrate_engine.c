@@ -9,7 +9,7 @@
 qc_status qc_calibrate_engine_create(qc_calibrate_engine **out, const qc_calibrate_engine_ops *ops,
                                      const qc_calibrator *k, qc_error *err)
 {
-    QC_TRY(qc_calloc(out, 1, ops->bytes, err));
+    QC_TRY(qc_calloc(out, 1, ops->engine_bytes, err));
     **out = (qc_calibrate_engine){ops, k};
     return QC_OK;
 }

@@ -23,7 +23,7 @@ typedef struct {
 } qc_calibrate_room;
 
 typedef struct {
-    size_t bytes; /* of an engine, which begins as zeros */
+    size_t engine_bytes; /* all zeros when an engine is opened */
     void (*close)(qc_calibrate_engine *e);
     /* Measures the speed in a few tenths of a second. */
     qc_status (*measure)(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err);
@@ -60,7 +60,7 @@ extern const qc_calibrate_engine_ops qc_calibrate_cpu_ops;
 
 /* What calibrating needs of a GPU. */
 typedef struct qc_gpu_calibrating {
-    const qc_calibrate_engine_ops *ops; /* of an engine on the first of its calibrator's devices */
+    const qc_calibrate_engine_ops *ops; /* its engine is on the first of the calibrator's devices */
     /* What the bytes depend on, in the arena: "NVIDIA H200, cuBLAS 13.0.0, cuSOLVER 12.0.4". It
      * opens and closes the device. QC_ERR_DEVICE, with one sentence, where cuBLAS or cuSOLVER
      * cannot be had. */

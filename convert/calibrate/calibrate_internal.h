@@ -20,7 +20,7 @@ typedef struct {
     uint32_t job;
     float *most;  /* [groups of the stack] nested absmax, without data */
     float *least; /* [groups] the smallest scale; only while it is made */
-    double sum;   /* of all scales */
+    double scale_sum;
     float offset;
 } qc_calibrate_groups;
 
@@ -39,7 +39,7 @@ typedef struct {
     double factor_seconds, weight_seconds;        /* for one operation */
     double coupled_seconds, coupled_pair_seconds; /* as in qc_calibrate_speed */
     qc_weight_reader reader;
-    qc_calibrate_groups *groups; /* of the stacks at hand */
+    qc_calibrate_groups *groups; /* one for each stack at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
     /* Where only costs are wanted (calibrate_costs.h), and the candidates; else NULL. */
@@ -89,7 +89,7 @@ void qc_calibrate_progress(const qc_calibrator *k, double seconds);
 typedef struct {
     uint32_t number;
     int cross;
-    uint64_t block, outputs_bytes; /* of its outputs' moments; 0: they count alike */
+    uint64_t block, outputs_bytes; /* sizes of its outputs' moments; 0: outputs count alike */
 } qc_calibrate_one;
 
 /* Adds to *a what such a weight takes, but for weights and disk. factor: that of its moments as

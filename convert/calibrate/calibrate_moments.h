@@ -20,7 +20,7 @@ enum {
 /* A weight that a file has moments of. */
 typedef struct {
     uint32_t moments; /* their number in the file */
-    uint32_t number;  /* of the weight */
+    uint32_t number;  /* the weight's number */
     uint32_t module;
     qc_hessians_outputs outputs; /* blocks 0: outputs count alike */
 } qc_moments_pair;
@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     qc_calibrator *k;
-    qc_moments_name *names; /* of all weights, sorted */
+    qc_moments_name *names; /* names of all weights, sorted */
     uint32_t name_count;
     unsigned char *known; /* [numbers] QC_MOMENTS_ of all files so far */
     /* ---- of the file that is open ---- */

@@ -74,7 +74,7 @@ qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const float
         largest /= reach;
         g->most[group] = fmaxf(g->most[group], largest);
         g->least[group] = fminf(g->least[group], largest);
-        g->sum += (double)largest;
+        g->scale_sum += (double)largest;
     }
     return QC_OK;
 }
@@ -87,7 +87,7 @@ void qc_calibrate_groups_end(qc_calibrator *k)
         if (!g->least)
             continue;
         if (!qc_schemes[j->scheme].form->signed_scales) {
-            g->offset = (float)(g->sum / (double)j->blocks);
+            g->offset = (float)(g->scale_sum / (double)j->blocks);
             for (uint64_t n = 0; n < group_count(k, g->job); n++)
                 g->most[n] = fmaxf(g->most[n] - g->offset, g->offset - g->least[n]);
         }

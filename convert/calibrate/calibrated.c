@@ -31,7 +31,7 @@ enum { RECORD_IDENTITY = 1, RECORD_WEIGHT = 2, RECORD_DONE = 3 };
 typedef struct {
     uint64_t place;      /* in the file */
     qc_digest *pieces;   /* NULL: it was never recorded */
-    float offset;        /* of its scales */
+    float offset;        /* added to its double quantized scales */
     atomic_uchar held;   /* recorded, and its bytes are there */
     unsigned char is_of; /* qc_calibrated_takes */
     unsigned char lost;
@@ -41,7 +41,7 @@ typedef struct {
 struct qc_calibrated {
     const qc_plan *plan;
     const char *folder;
-    const char *path; /* of the file */
+    const char *path; /* path of the file */
     qc_file file;
     qc_journal *journal;
     stored_weight *weights; /* per job */
@@ -138,8 +138,8 @@ const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan
 typedef struct {
     uint64_t codes, scales, groups; /* counts of bytes, of blocks or rows, and of groups of them */
     uint64_t scales_at, groups_at;
-    uint64_t lead;  /* qc_calibrated_lead */
-    uint64_t bytes; /* of the whole weight */
+    uint64_t lead; /* qc_calibrated_lead */
+    uint64_t total_bytes;
 } shape;
 
 static shape shape_of(const qc_plan *plan, uint32_t number)
@@ -152,19 +152,19 @@ static shape shape_of(const qc_plan *plan, uint32_t number)
     s.groups = j->nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
     s.scales_at = s.codes;
     s.groups_at = s.scales_at + s.scales * (j->nested ? 1 : sizeof(float));
-    s.bytes = s.groups_at + s.groups * sizeof(float);
+    s.total_bytes = s.groups_at + s.groups * sizeof(float);
     return s;
 }
 
 static uint64_t piece_count(const shape *s)
 {
-    return qc_ceil_div_u64(s->bytes, PIECE_BYTES);
+    return qc_ceil_div_u64(s->total_bytes, PIECE_BYTES);
 }
 
 static uint64_t room_of(const qc_plan *plan, uint32_t number)
 {
     const shape s = shape_of(plan, number);
-    return qc_ceil_div_u64(s.bytes, ALIGN_BYTES) * ALIGN_BYTES;
+    return qc_ceil_div_u64(s.total_bytes, ALIGN_BYTES) * ALIGN_BYTES;
 }
 
 int qc_calibrated_takes(const qc_plan *plan, uint32_t job)
@@ -236,7 +236,7 @@ static qc_status read_range(const qc_calibrated *c, uint32_t job, const shape *s
     unsigned char *out = dst;
     for (uint64_t end = at + len; at < end;) {
         uint64_t piece = at / PIECE_BYTES, from = piece * PIECE_BYTES;
-        uint64_t size = s->bytes - from < PIECE_BYTES ? s->bytes - from : PIECE_BYTES;
+        uint64_t size = s->total_bytes - from < PIECE_BYTES ? s->total_bytes - from : PIECE_BYTES;
         uint64_t n = from + size < end ? from + size - at : end - at;
         unsigned char *to = n == size ? out : room;
         QC_TRY(qc_file_pread(&c->file, to, (size_t)size, w->place + from, err));
@@ -450,7 +450,7 @@ static void gather(const shape *s, const qc_calibrated_arrays *a, uint64_t at, u
     } parts[] = {
         {0, s->scales_at, a->codes},
         {s->scales_at, s->groups_at, a->groups ? (const void *)a->absmax_codes : a->absmax},
-        {s->groups_at, s->bytes, a->nested_absmax},
+        {s->groups_at, s->total_bytes, a->nested_absmax},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         uint64_t from = at > parts[i].begin ? at : parts[i].begin;
@@ -467,8 +467,8 @@ static qc_status write_pieces(qc_calibrated *c, uint32_t job, const shape *s,
 {
     void *room = NULL;
     qc_status st = qc_malloc(&room, PIECE_BYTES, err);
-    for (uint64_t at = 0; st == QC_OK && at < s->bytes; at += PIECE_BYTES) {
-        uint64_t n = s->bytes - at < PIECE_BYTES ? s->bytes - at : PIECE_BYTES;
+    for (uint64_t at = 0; st == QC_OK && at < s->total_bytes; at += PIECE_BYTES) {
+        uint64_t n = s->total_bytes - at < PIECE_BYTES ? s->total_bytes - at : PIECE_BYTES;
         gather(s, a, at, n, room);
         const qc_digest digest = qc_digest_bytes(room, (size_t)n);
         memcpy(digests + at / PIECE_BYTES * sizeof digest, &digest, sizeof digest);
@@ -575,12 +575,12 @@ static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *er
 {
     qc_calibrated *c = ctx;
     if (r->type == RECORD_IDENTITY && !c->has_identity)
-        c->has_identity = r->bytes == c->identity.len &&
+        c->has_identity = r->payload_bytes == c->identity.len &&
                           memcmp(r->payload, c->identity.data, c->identity.len) == 0;
     else if (c->has_identity && r->type == RECORD_WEIGHT)
-        return take_weight(c, r->payload, r->bytes, err);
-    else if (c->has_identity && r->type == RECORD_DONE && r->bytes <= DONE_MOST)
-        return take_done(c, r->payload, r->bytes, err);
+        return take_weight(c, r->payload, r->payload_bytes, err);
+    else if (c->has_identity && r->type == RECORD_DONE && r->payload_bytes <= DONE_MOST)
+        return take_done(c, r->payload, r->payload_bytes, err);
     if (c->has_identity)
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT, "%s was made for another conversion", c->path);
@@ -629,8 +629,8 @@ static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *roo
     stored_weight *w = &c->weights[job];
     qc_error why = {0};
     qc_status st = QC_OK;
-    for (uint64_t at = 0; st == QC_OK && at < s.bytes; at += PIECE_BYTES) {
-        uint64_t n = s.bytes - at < PIECE_BYTES ? s.bytes - at : PIECE_BYTES;
+    for (uint64_t at = 0; st == QC_OK && at < s.total_bytes; at += PIECE_BYTES) {
+        uint64_t n = s.total_bytes - at < PIECE_BYTES ? s.total_bytes - at : PIECE_BYTES;
         QC_TRY(qc_check_interrupted(err));
         st = read_range(c, job, &s, at, room, n, room, &why);
     }

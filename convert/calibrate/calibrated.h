@@ -46,19 +46,19 @@ uint32_t qc_calibrated_count(const qc_calibrated *c);
 
 /* ---- numbers of weights ----
  *
- * Everything below that takes a weight takes its number: that of its job, and for a matrix of a
- * stack of experts one of plan->first_matrix. The number of a stack's job stands for all of its
- * matrices where the pipeline reads. */
+ * Functions below take a weight by its number. A weight has its job's number, and a matrix of a
+ * stack of experts has one from plan->first_matrix. Where the pipeline reads, the number of a
+ * stack's job stands for all of its matrices. */
 
-/* How many numbers there are. */
+/* Returns how many numbers there are. */
 uint32_t qc_calibrated_numbers(const qc_plan *plan);
-/* How many matrices of a job have numbers of their own. */
+/* Returns how many matrices of a job have numbers of their own. */
 uint32_t qc_calibrated_matrices(const qc_plan *plan, uint32_t job);
-/* The job of a number, and *matrix, its place in a stack. */
+/* Returns the job of a number; *matrix: the place of the number's matrix in its stack. */
 uint32_t qc_calibrated_job(const qc_plan *plan, uint32_t number, uint32_t *matrix);
-/* The weight as if it were a job by itself; dims are not its own. */
+/* Returns the weight as if it were a job by itself; dims are not its own. */
 qc_job qc_calibrated_weight(const qc_plan *plan, uint32_t number);
-/* How many blocks of its first group of scales come before the weight. */
+/* Returns how many blocks of its first group of scales come before the weight. */
 uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number);
 /* The place of a matrix in its stack: "3", or "3, gate" and "3, up" where these lie one below the
  * other. */

@@ -20,7 +20,7 @@ qc_status qc_door_line_open(qc_door_line *l, const char *name, int fd, qc_error 
     struct sockaddr_storage peer;
     socklen_t peer_len = sizeof peer;
     *l = (qc_door_line){.fd = -1, .name = name};
-    qc_strbuf_init(&l->in, QC_DOOR_LINE_MOST + CHUNK_BYTES);
+    qc_strbuf_init(&l->unread, QC_DOOR_LINE_MOST + CHUNK_BYTES);
     if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_STREAM ||
         getpeername(fd, (struct sockaddr *)&peer, &peer_len) != 0 || peer.ss_family != AF_UNIX)
         QC_FAIL(err, QC_ERR_USAGE,
@@ -37,7 +37,7 @@ void qc_door_line_close(qc_door_line *l)
     if (l->fd >= 0)
         (void)close(l->fd);
     l->fd = -1;
-    qc_strbuf_deinit(&l->in);
+    qc_strbuf_deinit(&l->unread);
 }
 
 static qc_status wait_for(const qc_door_line *l, short events, qc_error *err)
@@ -67,7 +67,7 @@ static qc_status read_more(qc_door_line *l, qc_error *err)
         QC_TRY(wait_for(l, POLLIN, err));
         const ssize_t n = recv(l->fd, chunk, sizeof chunk, MSG_DONTWAIT);
         if (n > 0)
-            return qc_strbuf_add(&l->in, chunk, (size_t)n, err);
+            return qc_strbuf_add(&l->unread, chunk, (size_t)n, err);
         if (n == 0 || errno == ECONNRESET)
             return is_gone(l, err);
         if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)
@@ -81,21 +81,21 @@ qc_status qc_door_line_read(qc_door_line *l, qc_json **out, qc_error *err)
     size_t seen = 0;
     *out = NULL;
     while (!end) {
-        if (l->in.len > seen)
-            end = memchr(l->in.data + seen, '\n', l->in.len - seen);
-        seen = l->in.len;
+        if (l->unread.len > seen)
+            end = memchr(l->unread.data + seen, '\n', l->unread.len - seen);
+        seen = l->unread.len;
         if (!end && seen > QC_DOOR_LINE_MOST)
             QC_FAIL(err, QC_ERR_INPUT, "--hessians %s: a line of more than %zu bytes", l->name,
                     QC_DOOR_LINE_MOST);
         if (!end)
             QC_TRY(read_more(l, err));
     }
-    const size_t len = (size_t)(end - l->in.data);
-    qc_status st = qc_json_parse(out, l->in.data, len, 0, err);
+    const size_t len = (size_t)(end - l->unread.data);
+    qc_status st = qc_json_parse(out, l->unread.data, len, 0, err);
     if (st == QC_OK)
         st = qc_json_expect(qc_json_root(*out), QC_JSON_OBJECT, "a line", err);
-    memmove(l->in.data, end + 1, l->in.len - len); /* the NUL as well */
-    l->in.len -= len + 1;
+    memmove(l->unread.data, end + 1, l->unread.len - len); /* the NUL as well */
+    l->unread.len -= len + 1;
     if (st != QC_OK) {
         qc_json_destroy(*out);
         *out = NULL;

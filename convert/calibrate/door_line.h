@@ -11,7 +11,7 @@
 typedef struct {
     int fd;
     const char *name; /* "fd:5" */
-    qc_strbuf in;     /* what came in and was not read yet */
+    qc_strbuf unread;
 } qc_door_line;
 
 /* Takes the descriptor over. QC_ERR_USAGE where it is no connected stream socket. */

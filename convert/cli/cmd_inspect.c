@@ -182,7 +182,7 @@ static void put_totals(const qc_facts *f, qc_strbuf *out)
 
 static void put_engines(const qc_facts *f, qc_strbuf *out)
 {
-    qc_strbuf_puts(out, f->engines ? "\n" : "");
+    qc_strbuf_puts(out, f->asked ? "\n" : "");
     for (unsigned e = 0; e < QC_ENGINES; e++) {
         unsigned refusals = 0;
         for (unsigned i = 0; i < f->refused.count; i++) {
@@ -192,7 +192,7 @@ static void put_engines(const qc_facts *f, qc_strbuf *out)
                            f->refused.list[i].sentence);
             refusals++;
         }
-        if (f->engines & 1u << e && refusals == 0)
+        if (f->asked & 1u << e && refusals == 0)
             qc_strbuf_putf(out, "--for %s: %s loads it.\n", qc_engine_rows[e].name,
                            qc_engine_rows[e].versions);
     }

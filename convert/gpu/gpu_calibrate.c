@@ -293,7 +293,7 @@ static void drop(qc_calibrate_engine *e)
 }
 
 static const qc_calibrate_engine_ops ops = {
-    .bytes = sizeof(gpu),
+    .engine_bytes = sizeof(gpu),
     .close = close,
     .measure = measure,
     .room_weight = room_weight,

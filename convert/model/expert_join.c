@@ -145,8 +145,9 @@ static qc_status add_state(joiner *j, const stack *k, qc_error *err)
             if (!from)
                 return refuse(j, k, e, "is not quantized as the first is", err);
             QC_TRY(qc_expert_state_read(&s, j->c, j->cursor, from, err));
-            if (s.nested || s.block_elems != k->state.block_elems || s.dtype != k->state.dtype ||
-                s.ndim != 2 || s.dims[0] != k->state.dims[0] || s.dims[1] != k->state.dims[1])
+            if (s.nested || s.block_elems != k->state.block_elems ||
+                s.source_dtype != k->state.source_dtype || s.ndim != 2 ||
+                s.dims[0] != k->state.dims[0] || s.dims[1] != k->state.dims[1])
                 return refuse(j, k, e, "is not quantized as the first is", err);
             j->used[from - j->c->tensors] = 1;
         }

@@ -91,7 +91,7 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     w->fp4 = strcmp(type, row->quant_type) != 0;
     w->name = w->fp4 ? "fp4" : row->name;
     w->block_elems = s.block_elems;
-    w->dtype = s.dtype;
+    w->dtype = s.source_dtype;
     w->ndim = s.ndim;
     memcpy(w->dims, s.dims, sizeof w->dims);
     w->absmax = qc_checkpoint_beside(f->model, stem, stem_len, ".absmax");

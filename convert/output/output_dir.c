@@ -182,8 +182,8 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
 
 qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err)
 {
-    QC_TRY(qc_output_read_manifest(d->arena, &d->root, QC_STAGED_MANIFEST, &d->dead, &d->dead_text,
-                                   err));
+    QC_TRY(qc_output_read_manifest(d->arena, &d->root, QC_STAGED_MANIFEST, &d->dead,
+                                   &d->dead_digest, err));
     return qc_output_owned(&d->owned, d->arena, &d->root, err);
 }
 

@@ -32,16 +32,16 @@ typedef struct {
     int force;
     const char *staging; /* where files are written until commit */
     qc_file lock;
-    qc_file part_lock;   /* of a part's own; else closed */
-    unsigned parts;      /* that share `lock`; 1: it is exclusive */
-    int had_journal;     /* of a conversion that may go on */
-    int lost;            /* a file that was to be moved is gone: only beginning anew helps */
-    int made_dir;        /* OUT did not exist before */
-    int moving;          /* a commit has begun and is not through */
-    qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */
-    qc_digest dead_text; /* of its bytes; where there is none, dead.shard_count is 0 */
-    qc_owned owned;      /* files of OUT that are qconv's and may be replaced */
-    qc_name_list names;  /* staged files, relative */
+    qc_file part_lock; /* the lock of a part; closed where there are no parts */
+    unsigned parts;    /* parts that share `lock`; 1: it is exclusive */
+    int had_journal;   /* a conversion that may go on left a journal */
+    int lost;          /* a file that was to be moved is gone: only beginning anew helps */
+    int made_dir;      /* OUT did not exist before */
+    int moving;        /* a commit has begun and is not through */
+    qc_manifest dead;  /* manifest of a run that died while it moved its files to OUT; or empty */
+    qc_digest dead_digest; /* digest of its bytes; unset where dead.shard_count is 0 */
+    qc_owned owned;        /* files of OUT that are qconv's and may be replaced */
+    qc_name_list names;    /* staged files, relative */
 } qc_output_dir;
 
 #define QC_OUTPUT_DIR_NONE                                                                         \

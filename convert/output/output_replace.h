@@ -36,7 +36,7 @@ QC_NODISCARD qc_status qc_name_list_add(qc_name_list *l, const char *name, qc_er
 
 typedef struct {
     const char *name; /* relative to OUT */
-    uint64_t bytes;   /* of a shard */
+    uint64_t bytes;   /* length of a shard */
     int is_shard;
 } qc_owned_file;
 

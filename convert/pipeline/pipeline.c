@@ -88,7 +88,7 @@ static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
         QC_TRY(qc_shard_close(p, shard, err));
     else
         atomic_store(&s->complete, 1);
-    atomic_store(&s->news, 1);
+    atomic_store(&s->unsynced, 1);
     return QC_OK;
 }
 
@@ -99,7 +99,7 @@ static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_e
     QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
     u->written = 1;
-    atomic_store(&s->news, 1);
+    atomic_store(&s->unsynced, 1);
     return QC_OK;
 }
 
@@ -465,7 +465,7 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         for (uint32_t k = 0; k < s->unit_count; k++)
             kept += p->units[s->first_unit + k].kept != 0;
         atomic_store(&s->left, s->unit_count - kept);
-        atomic_store(&s->news, kept > 0 && !s->foreign); /* it may be in the page cache only */
+        atomic_store(&s->unsynced, kept > 0 && !s->foreign); /* maybe in the page cache only */
     }
     if (qc_pipeline_is_compressed(p)) {
         QC_TRY(step_over(p, &next, err));

@@ -71,12 +71,12 @@ typedef struct {
     uint64_t file_offset;    /* in the shard's file */
     uint32_t content_bytes;
     uint32_t stored_bytes;
-    uint32_t index;  /* of this unit */
+    uint32_t index;  /* the unit's own */
     uint32_t tensor; /* the output tensor, or QC_NO_OUTPUT for a header */
     uint32_t shard;
     uint8_t kind;     /* a qc_unit_kind; it and the next two are set before the team starts */
     uint8_t kept;     /* an earlier run recorded it */
-    uint8_t recorded; /* it was kept; if it is made again, it must have the same digests */
+    uint8_t recorded; /* was kept; if it is made again, it must have the same digests */
     uint8_t written;  /* set by its worker, or it is kept; read after the team has ended */
     /* The worker that makes the unit sets these. A digest is zero where there is nothing to hash:
      * `stored` without compression, `source` of what is derived. */
@@ -92,7 +92,7 @@ typedef struct {
     uint8_t begun;                 /* under finish_lock; a run recorded that it began */
     uint8_t kept;                  /* an earlier run recorded it as finished */
     uint8_t opened;                /* under finish_lock */
-    atomic_int recorded;           /* it is in the journal */
+    atomic_int recorded;           /* the journal has it */
     qc_job_work *work;             /* NULL before and after, and where nothing is computed */
     qc_tensor_error error;
     qc_feedback_result outputs; /* errors of a calibrated weight's outputs; else zeros */
@@ -104,10 +104,10 @@ typedef struct {
     uint64_t next_offset;
     uint32_t first_unit, unit_count;
     atomic_uint_fast32_t left;
-    atomic_int news;     /* it was written to since it was last brought to the disk */
+    atomic_int unsynced; /* written to since it was last brought to the disk */
     atomic_int complete; /* its file stays open until it is on the disk */
     int kept;            /* an earlier run recorded it as finished */
-    int foreign;         /* it belongs to another process's part */
+    int foreign;         /* belongs to another process's part */
     uint64_t file_bytes;
     uint64_t table_bytes;
     qc_digest table;
@@ -121,7 +121,7 @@ typedef struct {
     void *ctx;
     qc_journal *journal; /* the syncer brings it to the disk */
     qc_status (*begin)(void *ctx, uint32_t job, qc_error *err); /* work on a weight begins */
-    qc_status (*job)(void *ctx, uint32_t job, qc_error *err);   /* it is finished */
+    qc_status (*job)(void *ctx, uint32_t job, qc_error *err);   /* the weight is finished */
     qc_status (*unit)(void *ctx, uint32_t unit, qc_error *err);
     qc_status (*shard)(void *ctx, uint32_t shard, qc_error *err);
 } qc_recorder;
@@ -156,7 +156,7 @@ typedef struct qc_pipeline {
     qc_read_ahead reads;             /* by dispatch number */
     int keep_cache;                  /* nothing is given back to the page cache */
     atomic_int halted;               /* the syncer failed, so workers return */
-    atomic_int misfit;               /* what is kept is not what this run makes of the source */
+    atomic_int misfit;               /* kept units are not what this run makes of the source */
     qc_progress_fn progress;
     void *progress_ctx;
     qc_syncer *syncer;            /* while the team is at work */

@@ -12,8 +12,8 @@
 /* What a job needs from its first unit on until its last derived tensor is written. */
 struct qc_job_work {
     qc_piece_sums *sums; /* one for each main unit */
-    float *absmax;       /* of blocks or rows (SCB); of a dequantized weight its decoded scales */
-    float map[16];       /* of a dequantized weight: the values of 4-bit codes */
+    float *absmax;       /* scales of blocks or rows (SCB); a dequantized weight's decoded scales */
+    float map[16];       /* values of 4-bit codes of a dequantized weight */
     qc_block_error *block_errors;
     /* These are for searched scales that are quantized as well. In int8 a sample of groups gives
      * the offset. */

@@ -27,13 +27,13 @@ static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
     qc_pipeline *p = s->p;
     qc_shard_state *state = &p->shards[shard];
     qc_file f = QC_FILE_CLOSED;
-    if (!atomic_exchange(&state->news, 0))
+    if (!atomic_exchange(&state->unsynced, 0))
         return QC_OK;
     int complete = atomic_exchange(&state->complete, 0);
     QC_TRY(qc_file_open_update(&f, state->path, err));
     qc_status st = qc_file_write_out(&f, err);
     if (st == QC_OK && !p->keep_cache)
-        qc_file_hint_done(&f, 0, 0); /* what was written since stays */
+        qc_file_hint_done(&f, 0, 0); /* bytes written since then stay */
     if (st == QC_OK)
         st = qc_file_close(&f, err);
     qc_file_discard(&f);

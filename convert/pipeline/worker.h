@@ -14,7 +14,7 @@ typedef struct {
     qc_pipeline *p;
     qc_team *team;
     qc_st_cursor *cursor;
-    qc_direct_reader *direct; /* of the cursor; NULL where all may stay in the page cache */
+    qc_direct_reader *direct; /* reads for the cursor; NULL: all may stay in the page cache */
     uint32_t early;           /* dispatch number of the next unit; QC_NO_ITEM: none is taken yet */
     qc_frame_coder *coder;
     qc_digest_state *hash;

@@ -66,7 +66,7 @@ qc_bnb_state qc_job_state_of(const qc_job *j)
 {
     qc_dtype dtype = model_dtype(j);
     qc_bnb_state s = {.block_elems = j->block_elems,
-                      .dtype = dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : dtype,
+                      .source_dtype = dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : dtype,
                       .ndim = 2,
                       .dims = {j->rows, j->cols},
                       .nested = j->nested,

@@ -31,9 +31,9 @@ typedef struct {
     qc_part_run *part;
     qc_calibration calibrate;
     qc_manifest_rows rows;
-    uint64_t bytes_in; /* of the source, that this process reads */
-    int running;       /* what the input is wrong with was found by working on it */
-    int made;          /* all that this process has to make */
+    uint64_t bytes_in; /* bytes of the source that this process reads */
+    int worked;        /* work on the input began: an error may come from it */
+    int made;          /* this process has made all that it has to make */
 } conversion;
 
 static qc_status check_room(const conversion *c, qc_error *err)
@@ -158,7 +158,7 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
     c->p.devices = c->devices;
     c->p.progress = add_progress;
     c->p.progress_ctx = progress;
-    c->running = 1;
+    c->worked = 1;
     qc_alloc_trim(); /* headers of many tensors were read for the plan */
     qc_status st = qc_pipeline_run(&c->p, err);
     if (st == QC_OK)
@@ -207,7 +207,7 @@ static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_mani
     qc_digest digest;
     int there = 0;
     *done = 0;
-    if (c->d.dead.shard_count > 0 && qc_digest_equal(&c->d.dead_text, manifest)) {
+    if (c->d.dead.shard_count > 0 && qc_digest_equal(&c->d.dead_digest, manifest)) {
         *m = c->d.dead;
         *done = 1;
         QC_TRY(check_source_of(c, m, err));
@@ -425,7 +425,7 @@ static unsigned ending_facts(const conversion *c)
     facts |= c->d.had_journal ? QC_ENDING_JOURNAL : 0;
     facts |= c->resume ? QC_ENDING_OPENED : 0;
     facts |= c->resume && has_work(c) ? QC_ENDING_WORK : 0;
-    facts |= c->running ? QC_ENDING_WORKED : 0;
+    facts |= c->worked ? QC_ENDING_WORKED : 0;
     facts |= c->made && part->rank.count > 1 ? QC_ENDING_PART_MADE : 0;
     facts |= part->left_count > 0 ? QC_ENDING_OTHERS_LEFT : 0;
     return facts;

@@ -8,8 +8,8 @@
 
 /* Why an output is not what a conversion would make. */
 typedef struct {
-    char there[96]; /* what is there */
-    char text[320]; /* what differs */
+    char there[96]; /* the kind of output that is there */
+    char text[320]; /* the difference, as a sentence */
 } qc_difference;
 
 /* Reads the manifest of a folder, and says in why->there what kind of output it is. Where the

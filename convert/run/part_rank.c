@@ -79,7 +79,7 @@ qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, uint32_t count
                         qc_error *err)
 {
     item *items = NULL;
-    uint64_t *load = NULL; /* of each part */
+    uint64_t *load = NULL; /* bytes of each part so far */
     if (parts == 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "no part to give work to");
     QC_TRY(qc_calloc(&items, count, sizeof *items, err));

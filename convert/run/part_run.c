@@ -100,7 +100,7 @@ typedef struct {
     int restart;
     const char *identity;
     size_t identity_bytes;
-    int seen; /* what a function below looks for */
+    int seen; /* set when the record that is looked for was found */
 } check;
 
 static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *err)
@@ -109,8 +109,8 @@ static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *e
     if (c->seen || r->type != QC_RECORD_IDENTITY)
         return QC_OK;
     c->seen = 1;
-    return qc_identity_compare((const char *)r->payload, r->bytes, c->identity, c->identity_bytes,
-                               c->d->path, err);
+    return qc_identity_compare((const char *)r->payload, r->payload_bytes, c->identity,
+                               c->identity_bytes, c->d->path, err);
 }
 
 static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *err)
@@ -320,7 +320,8 @@ static qc_status look_for_commit(qc_part_run *r, int *moved, qc_error *err)
         if (!found.committing)
             continue;
         *moved = there && qc_digest_equal(&in_out, &found.manifest);
-        r->committing = d->dead.shard_count > 0 && qc_digest_equal(&d->dead_text, &found.manifest);
+        r->committing =
+            d->dead.shard_count > 0 && qc_digest_equal(&d->dead_digest, &found.manifest);
         r->manifest = found.manifest;
         r->committer = i;
     }

@@ -100,9 +100,9 @@ static int misses_part(const qc_pipeline *p, uint32_t job, const unsigned char *
 static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
     qc_pipeline *p = r->p;
-    const unsigned char *b = record->payload, *end = b + record->bytes;
+    const unsigned char *b = record->payload, *end = b + record->payload_bytes;
     unsigned char have[QC_ROLE_TENSOR_COUNT] = {0};
-    if (record->bytes < JOB_HEAD_BYTES)
+    if (record->payload_bytes < JOB_HEAD_BYTES)
         return refuse_record(r, record, err);
     uint32_t job = qc_load_le32(b), units = qc_load_le32(b + 4), parts = qc_load_le32(b + 8);
     if (job >= p->plan->job_count)
@@ -149,7 +149,7 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
 static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
     qc_pipeline *p = r->p;
-    if (record->bytes != QC_UNIT_RECORD_BYTES)
+    if (record->payload_bytes != QC_UNIT_RECORD_BYTES)
         return refuse_record(r, record, err);
     uint32_t index = qc_load_le32(record->payload);
     int again = index < p->unit_count && p->units[index].kept;
@@ -170,7 +170,7 @@ static qc_status take_shard(qc_resume *r, const qc_journal_record *record, qc_er
 {
     qc_pipeline *p = r->p;
     const unsigned char *b = record->payload;
-    if (record->bytes != SHARD_BYTES || qc_load_le32(b) >= p->plan->layout.count)
+    if (record->payload_bytes != SHARD_BYTES || qc_load_le32(b) >= p->plan->layout.count)
         return refuse_record(r, record, err);
     qc_shard_state *s = &p->shards[qc_load_le32(b)];
     s->file_bytes = qc_load_le64(b + 4);
@@ -182,7 +182,7 @@ static qc_status take_shard(qc_resume *r, const qc_journal_record *record, qc_er
 
 static qc_status take_begin(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
-    if (record->bytes != 4 || qc_load_le32(record->payload) >= r->p->plan->job_count)
+    if (record->payload_bytes != 4 || qc_load_le32(record->payload) >= r->p->plan->job_count)
         return refuse_record(r, record, err);
     r->p->jobs[qc_load_le32(record->payload)].begun = 1;
     return QC_OK;
@@ -191,7 +191,7 @@ static qc_status take_begin(qc_resume *r, const qc_journal_record *record, qc_er
 static qc_status take_times(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
     size_t files = r->p->plan->model->file_count;
-    if (record->bytes != files * TIME_BYTES)
+    if (record->payload_bytes != files * TIME_BYTES)
         return refuse_record(r, record, err);
     for (size_t i = 0; i < files; i++)
         r->times[i] = qc_load_le64(record->payload + i * TIME_BYTES);
@@ -201,8 +201,8 @@ static qc_status take_times(qc_resume *r, const qc_journal_record *record, qc_er
 
 static qc_status take_identity(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
-    QC_TRY(qc_identity_compare((const char *)record->payload, record->bytes, r->identity.data,
-                               r->identity.len, r->d->path, err));
+    QC_TRY(qc_identity_compare((const char *)record->payload, record->payload_bytes,
+                               r->identity.data, r->identity.len, r->d->path, err));
     r->has_identity = 1;
     return QC_OK;
 }
@@ -216,7 +216,7 @@ static qc_status take_end(void *ctx, const qc_journal_record *record, qc_error *
         record->type == QC_RECORD_UNIT)
         found->done = found->committing = 0;
     found->done |= record->type == QC_RECORD_DONE;
-    if (record->type == QC_RECORD_COMMIT && record->bytes == QC_DIGEST_BYTES) {
+    if (record->type == QC_RECORD_COMMIT && record->payload_bytes == QC_DIGEST_BYTES) {
         found->committing = 1;
         memcpy(&found->manifest, record->payload, QC_DIGEST_BYTES);
     }
@@ -251,7 +251,7 @@ qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_e
     case QC_RECORD_SHARD:
         return take_shard(r, record, err);
     case QC_RECORD_COMMIT:
-        return record->bytes == QC_DIGEST_BYTES ? QC_OK : refuse_record(r, record, err);
+        return record->payload_bytes == QC_DIGEST_BYTES ? QC_OK : refuse_record(r, record, err);
     default:
         return QC_OK; /* DONE and types that nobody writes say nothing of the pipeline */
     }

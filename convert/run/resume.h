@@ -76,7 +76,7 @@ typedef struct {
     int continued;        /* there was a journal with finished work */
     uint32_t jobs_kept;   /* weights and other tensors of the source */
     uint32_t jobs_redone; /* an earlier run began them; they were unfinished or damaged */
-    uint64_t bytes_kept;  /* of the source */
+    uint64_t bytes_kept;  /* bytes of the source */
     uint64_t stored_kept; /* in staged shards */
     int done;             /* DONE was recorded */
     int committing;       /* COMMIT was: at most files remain to be moved */

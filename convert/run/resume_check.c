@@ -167,7 +167,7 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
 static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error *err)
 {
     const checker *c = ctx;
-    if (record->type != QC_RECORD_JOB || record->bytes < 4)
+    if (record->type != QC_RECORD_JOB || record->payload_bytes < 4)
         return QC_OK;
     uint32_t job = qc_load_le32(record->payload);
     if (job >= c->r->p->plan->job_count || !c->again[job])
@@ -236,7 +236,7 @@ static qc_status take_out(checker *c, qc_error *err)
         u->recorded = u->recorded && c->damaged[i] != OTHER_SCALES;
         uint32_t job = p->plan->outputs[u->tensor].job;
         if (p->jobs[job].kept)
-            QC_TRY(qc_resume_add_begin(r, job, err)); /* what was recorded of it no longer counts */
+            QC_TRY(qc_resume_add_begin(r, job, err)); /* its records no longer count */
         qc_job_reset(p, job);
     }
     return take_derived_out(c, err);

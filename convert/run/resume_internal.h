@@ -11,8 +11,8 @@ struct qc_resume {
     qc_arena arena;
     const char *path; /* the path of the journal */
     qc_journal *journal;
-    qc_recorder recorder; /* what the pipeline records with; it writes to this journal */
-    qc_strbuf identity;   /* of this run */
+    qc_recorder recorder; /* given to the pipeline; writes to this journal */
+    qc_strbuf identity;   /* identity of this run */
     uint64_t *times;      /* times of the source's files as recorded, in nanoseconds */
     uint64_t *times_now;  /* the same as they are now */
     int has_identity, has_times;

@@ -23,7 +23,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
         const qc_job *j = &plan->jobs[i];
         if (qc_schemes[j->scheme].bits != 4 || !qc_schemes[j->scheme].quant_type)
             continue;
-        qc_dtype t = qc_job_state_of(j).dtype;
+        qc_dtype t = qc_job_state_of(j).source_dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
         bf16 += t == QC_DTYPE_BF16 ? j->elems : 0;
     }

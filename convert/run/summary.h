@@ -37,7 +37,7 @@ typedef struct {
     const char *isa;       /* "avx2", ... */
     const char *device;    /* "cpu", "cuda:0 (NVIDIA H200)" */
     uint64_t gpu_weights;  /* those that GPUs quantized */
-    qc_resume_found found; /* what an interrupted conversion had left, if this run continued it */
+    qc_resume_found found; /* work of the conversion that this run continued, if any */
     const qc_attached_adapter *adapters; /* --lora; those of the checkpoint */
     size_t adapter_count;
     /* --hessians; without it, text and hessians are NULL. Its weights are those that this run or an

@@ -76,7 +76,7 @@ typedef struct {
 /* A tensor of MODEL that OUT does not have. */
 typedef struct {
     const char *name;
-    const char *why; /* what explains it; NULL: nothing does, which is a fault */
+    const char *why; /* the reason; NULL: there is none, which is a fault */
 } qc_against_missing;
 
 typedef struct {

@@ -18,10 +18,10 @@ typedef struct {
     const qc_coded_weight *coded;      /* in MODEL, if it is CAST or QUANTIZED */
     const qc_stored_weight *packed;    /* in MODEL, if it is CAST and was decoded from there */
     const qc_manifest_tensor *listed;  /* in the manifest; NULL: there is none */
-    uint64_t rows, cols;               /* of a quantized weight, as it is written */
+    uint64_t rows, cols;               /* shape of a quantized weight, as it is written */
     qc_dtype through; /* the type that a QUANTIZED one was cast to first; else source_dtype */
     qc_check check;
-    uint64_t out_bytes; /* of this tensor alone */
+    uint64_t out_bytes; /* length of this tensor alone */
     /* The pieces of OUT's tensor. */
     uint64_t piece_bytes;
     uint32_t piece_count;

@@ -188,11 +188,11 @@ typedef struct {
     qc_against_tensor *t;
     qc_against_scratch *s;
     uint32_t piece;
-    uint64_t offset; /* of the piece in OUT's tensor */
+    uint64_t offset; /* place of the piece in OUT's tensor */
     const unsigned char *bytes;
     size_t len;
     int hash;            /* the digest is over what is read for the comparison */
-    const float *scales; /* of a quantized piece; the slack of each is in s */
+    const float *scales; /* scales of a quantized piece; the slack of each is in s */
 } work;
 
 static void first_difference(const work *w, const unsigned char *want, uint64_t at, uint64_t n)

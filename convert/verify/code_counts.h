@@ -13,8 +13,8 @@
 /* The counts of one quantized weight. */
 typedef struct {
     const char *name;
-    const qc_form_ops *form;      /* what its codes are: 4 or 8 bits */
-    uint64_t elems, bytes;        /* of the codes alone */
+    const qc_form_ops *form;      /* form of its codes, of 4 or 8 bits */
+    uint64_t elems, bytes;        /* count and length of the codes alone */
     atomic_uint_fast64_t *counts; /* [16 or 256], by the code as it is stored */
 } qc_code_count;
 

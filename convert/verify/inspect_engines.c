@@ -50,6 +50,6 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
         s.own_form = qc_json_string_or(qc_json_get(q, "quant_type"), "unknown");
     QC_TRY(gather_weights(&s, f, err));
     /* What only loads outputs of qconv is not one of "all" engines for anything else. */
-    f->engines = s.no_manifest && engines == QC_ENGINES_ALL ? engines & ~QC_ENGINES_OURS : engines;
-    return qc_engines_check(&f->refused, &s, f->engines, err);
+    f->asked = s.no_manifest && engines == QC_ENGINES_ALL ? engines & ~QC_ENGINES_OURS : engines;
+    return qc_engines_check(&f->refused, &s, f->asked, err);
 }

@@ -23,10 +23,10 @@ typedef struct {
     uint64_t block_elems;         /* weights that share a scale; 0: each row has one, or none has */
     int is_state;                 /* scales and the like, which are no weights by themselves */
     int is_counted;               /* its elements are weights of the model */
-    uint32_t owner;               /* of state: the weight that it goes with, or QC_NO_OWNER */
+    uint32_t owner;               /* the weight that state goes with, or QC_NO_OWNER */
     unsigned ndim;                /* logical shape */
     uint64_t dims[QC_MAX_DIMS];
-    uint64_t elems;                    /* of the logical shape */
+    uint64_t elems;                    /* elements of the logical shape */
     uint64_t bytes;                    /* including the state tensors that it owns */
     const qc_manifest_tensor *written; /* its entry in the manifest, or NULL */
 } qc_tensor_facts;
@@ -47,7 +47,7 @@ typedef struct {
     const char *recipe_trouble; /* why there are no roles, or NULL */
     qc_tensor_facts *tensors;   /* one per checkpoint tensor, same order */
     uint32_t *order;            /* tensor indices in natural order of names */
-    qc_manifest *manifest;      /* that of a qconv output, else NULL */
+    qc_manifest *manifest;      /* a qconv output's, else NULL */
     const char *manifest_trouble;
     qc_facts_sum by_dtype[QC_DTYPE_COUNT];
     qc_facts_sum by_scheme[QC_FACTS_SCHEMES]; /* the last one stands for all that have no place */
@@ -56,8 +56,8 @@ typedef struct {
     uint64_t uncounted; /* integer tensors that are neither weights nor state */
     uint64_t state_count;
     uint64_t file_bytes; /* size of all weight files on disk */
-    unsigned engines;    /* that qc_facts_ask_engines asked; 0: none */
-    qc_refusals refused; /* what they said */
+    unsigned asked;      /* a bit for each engine that qc_facts_ask_engines asked */
+    qc_refusals refused; /* refusals of these engines */
 } qc_facts;
 
 /* Opens what call->model names and gathers the facts. The caller closes facts->model (NULL after an

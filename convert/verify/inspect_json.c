@@ -137,7 +137,7 @@ static void put_engines(qc_json_writer *w, const qc_facts *f)
     qc_json_begin_list(w, "engines");
     for (unsigned e = 0; e < QC_ENGINES; e++) {
         unsigned refusals = 0;
-        if (!(f->engines & 1u << e))
+        if (!(f->asked & 1u << e))
             continue;
         for (unsigned i = 0; i < f->refused.count; i++)
             refusals += f->refused.list[i].engine == e;
@@ -172,7 +172,7 @@ qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
                      sizeof *f->model->side);
     put_tensors(&w, f);
     put_totals(&w, f);
-    if (f->engines)
+    if (f->asked)
         put_engines(&w, f);
     qc_json_begin_list(&w, "warnings");
     for (size_t i = 0; i < f->model->warning_count; i++)

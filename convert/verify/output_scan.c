@@ -120,7 +120,7 @@ static qc_status check_index(scan *s, qc_error *err)
     QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
-        return QC_OK; /* that was reported already */
+        return QC_OK; /* reported already */
     qc_error why = {0};
     size_t entries = 0;
     qc_status st = count_entries(path, &entries, &why);

@@ -31,7 +31,7 @@ typedef struct {
     qc_scan_problem first; /* the first of files, then shards, then tensors in file order */
     uint64_t problem_count;
     uint64_t tensors_checked;
-    uint64_t content_bytes, stored_bytes; /* of all shards */
+    uint64_t content_bytes, stored_bytes; /* lengths of all shards */
 } qc_scan_result;
 
 typedef struct {
@@ -39,7 +39,7 @@ typedef struct {
     int shards_only;   /* check neither other files nor the index, for the manifest of a part */
     qc_scan_sink sink; /* NULL: only check */
     void *sink_ctx;
-    qc_progress *progress; /* of content bytes; may be NULL */
+    qc_progress *progress; /* counts content bytes; may be NULL */
 } qc_scan_options;
 
 /* Scans what m lists (qc_manifest_load, or a part of that). m is copied, but not what it points to.

@@ -29,9 +29,9 @@ static qc_status take(void *ctx, const qc_journal_record *r, qc_error *err)
     (void)err;
     FUZZ_CHECK(r->payload != NULL);
     if (g->expected) {
-        FUZZ_CHECK(r->bytes <= g->size - g->used);
-        FUZZ_CHECK(memcmp(r->payload, g->expected + g->used, r->bytes) == 0);
-        g->used += r->bytes;
+        FUZZ_CHECK(r->payload_bytes <= g->size - g->used);
+        FUZZ_CHECK(memcmp(r->payload, g->expected + g->used, r->payload_bytes) == 0);
+        g->used += r->payload_bytes;
     }
     g->records++;
     return QC_OK;

@@ -85,11 +85,11 @@ static qc_status convert(qc_error *err)
 static qc_status keep(void *ctx, const qc_journal_record *r, qc_error *err)
 {
     (void)ctx, (void)err;
-    FUZZ_CHECK(genuine_count < RECORDS_MOST && r->bytes <= sizeof genuine->payload);
+    FUZZ_CHECK(genuine_count < RECORDS_MOST && r->payload_bytes <= sizeof genuine->payload);
     record *to = &genuine[genuine_count++];
     to->type = r->type;
-    to->bytes = r->bytes;
-    memcpy(to->payload, r->payload, r->bytes);
+    to->bytes = r->payload_bytes;
+    memcpy(to->payload, r->payload, r->payload_bytes);
     return QC_OK;
 }
 

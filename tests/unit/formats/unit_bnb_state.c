@@ -7,7 +7,7 @@ static qc_bnb_state nested_state(double offset)
 {
     return (qc_bnb_state){.quant_type = "nf4",
                           .block_elems = 64,
-                          .dtype = QC_DTYPE_BF16,
+                          .source_dtype = QC_DTYPE_BF16,
                           .ndim = 2,
                           .dims = {4096, 11008},
                           .nested = 1,
@@ -69,7 +69,7 @@ TEST(any_order_and_white_space_is_read)
     assert_int_equal(qc_bnb_state_parse(&s, text, sizeof text - 1, NULL), QC_OK);
     assert_string_equal(s.quant_type, "fp4");
     assert_int_equal(s.block_elems, 128);
-    assert_int_equal(s.dtype, QC_DTYPE_F16);
+    assert_int_equal(s.source_dtype, QC_DTYPE_F16);
     assert_int_equal(s.ndim, 2);
     assert_int_equal(s.dims[0], 3);
     assert_int_equal(s.dims[1], 5);
@@ -168,7 +168,7 @@ TEST(wrong_states_are_not_written)
     qc_bnb_state s = nested_state(0.1); /* no float */
     assert_int_equal(qc_bnb_state_write(&s, text, NULL), QC_ERR_RANGE);
     s = nested_state(0.5);
-    s.dtype = QC_DTYPE_F8_E4M3;
+    s.source_dtype = QC_DTYPE_F8_E4M3;
     assert_true(qc_bnb_state_bytes(&s) > 0);
     assert_int_equal(qc_bnb_state_write(&s, text, NULL), QC_ERR_UNSUPPORTED);
     s = nested_state(0.5);

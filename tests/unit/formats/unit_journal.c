@@ -51,7 +51,7 @@ static qc_status see(void *ctx, const qc_journal_record *r, qc_error *err)
     unsigned char want[64];
     size_t n = payload(s->count, want);
     assert_int_equal(r->type, 100 + s->count);
-    assert_int_equal(r->bytes, n);
+    assert_int_equal(r->payload_bytes, n);
     assert_non_null(r->payload);
     assert_memory_equal(r->payload, want, n);
     s->ends[s->count++] = r->end;

@@ -69,7 +69,7 @@ static int setup(void **state)
         test_must(qc_file_put(w.shard[i], "frames", 6, &err), &err);
         w.shards[i].path = w.shard[i];
         w.shards[i].file = QC_FILE_CLOSED;
-        atomic_store(&w.shards[i].news, 1);
+        atomic_store(&w.shards[i].unsynced, 1);
     }
     w.plan.layout.count = SHARDS;
     w.out.staging = w.root;
