@@ -123,16 +123,14 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
 {
-    qc_budget *budget = NULL;
-    QC_TRY(qc_arena_alloc(o->call.arena, &budget, 1, sizeof(qc_budget) + sizeof(qc_geometry), err));
-    qc_geometry *geometry = (qc_geometry *)(budget + 1);
-    QC_TRY(qc_budget_parse(budget, o->call.arena, o->convert.plan.fit.vram, err));
+    qc_geometry *geometry = NULL;
+    QC_TRY(qc_arena_alloc(o->call.arena, &geometry, 1, sizeof *geometry, err));
     QC_TRY(qc_geometry_read(geometry, o->call.arena, model->config, err));
     const qc_calibrate_options *moments = &o->convert.plan.calibrate;
     const int weighs = qc_calibrates(moments) && moments->sided != 1;
     qc_plan_subject subject = {&o->call, model, geometry,
                                1,        NULL,  weighs ? qc_calibrate_costs : NULL};
-    QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, budget, &o->convert.plan, err));
+    QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, &o->convert.plan, err));
     QC_TRY(qc_planned_model_check(placed, o->model, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));
     tell_devices(&placed->plan, placed);
@@ -165,7 +163,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     const char *vllm = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o->call, "%s", model->warnings[i]);
-    if (o->convert.plan.fit.vram) {
+    if (o->convert.plan.fit.vram.count) {
         QC_TRY(plan_placed(&placed, o, model, report, err));
         QC_TRY(serve_options(&vllm, o, &placed.fit, err));
         plan = &placed.plan;

@@ -21,18 +21,18 @@
 #define MAX_TEXT_BYTES (1u << 30)
 
 /* Without --vram the devices are this machine's GPUs, or its memory where it has none. */
-static qc_status read_budget(qc_budget *out, qc_arena *arena, const qc_options *o, qc_error *err)
+static qc_status choose_devices(qc_budget *vram, qc_arena *arena, const qc_call *call,
+                                qc_error *err)
 {
-    if (o->convert.plan.fit.vram)
-        return qc_budget_parse(out, arena, o->convert.plan.fit.vram, err);
     qc_hardware machine;
+    if (vram->count)
+        return QC_OK;
     QC_TRY(qc_hardware_read(&machine, arena, err));
     if (machine.gpu_count)
-        return qc_budget_parse(out, arena, "auto", err);
-    qc_console_warn(&o->call,
-                    "%s, so this plan is for the CPU; --vram names the devices to plan for",
+        return qc_budget_parse(vram, arena, "auto", err);
+    qc_console_warn(call, "%s, so this plan is for the CPU; --vram names the devices to plan for",
                     machine.no_gpu ? machine.no_gpu : "this machine has no GPU");
-    return qc_budget_parse(out, arena, "cpu", err);
+    return qc_budget_parse(vram, arena, "cpu", err);
 }
 
 typedef qc_status (*text_maker)(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
@@ -94,10 +94,10 @@ static qc_status ask_engines(const qc_options *o, const qc_planned_model *planne
 }
 
 static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
-                        const qc_budget *budget, qc_error *err)
+                        qc_error *err)
 {
     qc_planned_model planned;
-    QC_TRY(qc_planned_model_make(&planned, arena, subject, budget, &o->convert.plan, err));
+    QC_TRY(qc_planned_model_make(&planned, arena, subject, &o->convert.plan, err));
     if (o->convert.plan.recipe.to == QC_TO_AUTO)
         for (unsigned i = 0; i < planned.chosen.note_count; i++)
             qc_console_warn(&o->call, "%s", planned.chosen.notes[i]);
@@ -132,67 +132,66 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     if (o->convert.plan.recipe.to == QC_TO_AUTO && planned.fit.fits && r.generates)
         QC_TRY(qc_fit_compare(&r, arena, subject, &planned, &o->convert.plan, err));
     if (!planned.fit.fits)
-        QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, budget, &o->convert.plan, err));
+        QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, &o->convert.plan, err));
     QC_TRY(put_file(o->device_map, map_text, &r, err));
     return print(&r, o, err);
 }
 
-static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpoint *model,
-                            int has_weights, const qc_budget *budget, qc_error *err)
+static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model, int has_weights,
+                            qc_error *err)
 {
     qc_geometry geometry;
-    qc_options o = *given;
     QC_TRY(qc_checkpoint_check_model(model, err));
-    if (o.convert.plan.recipe.to_given || o.convert.plan.recipe.experts != QC_EXPERTS_AS_FOUND)
-        QC_TRY(qc_experts_arrange(model, &o.convert.plan.recipe, err));
+    if (o->convert.plan.recipe.to_given || o->convert.plan.recipe.experts != QC_EXPERTS_AS_FOUND)
+        QC_TRY(qc_experts_arrange(model, &o->convert.plan.recipe, err));
     else
         QC_TRY(qc_experts_split(model, 0, err));
-    QC_TRY(qc_adapters_attach(model, o.loras, err));
+    QC_TRY(qc_adapters_attach(model, o->loras, err));
     for (size_t i = 0; i < model->warning_count; i++)
-        qc_console_warn(&o.call, "%s", model->warnings[i]);
+        qc_console_warn(&o->call, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
-    qc_plan_subject subject = {&o.call, model, &geometry, has_weights, NULL, NULL};
+    qc_plan_subject subject = {&o->call, model, &geometry, has_weights, NULL, NULL};
     if (!model->config)
-        qc_console_warn(&o.call, "there is no config.json beside the weights, so the KV cache "
-                                 "cannot be worked out, and transformers cannot load the result");
+        qc_console_warn(&o->call, "there is no config.json beside the weights, so the KV cache "
+                                  "cannot be worked out, and transformers cannot load the result");
     else if (geometry.cache_unknown)
-        qc_console_warn(&o.call, "config.json does not say how many layers there are, so the KV "
-                                 "cache cannot be worked out");
+        qc_console_warn(&o->call, "config.json does not say how many layers there are, so the KV "
+                                  "cache cannot be worked out");
     else if (geometry.guessed)
-        qc_console_warn(&o.call,
+        qc_console_warn(&o->call,
                         "model type '%s' is not known, so its KV cache is worked out from the "
                         "usual names of config.json",
                         geometry.model_type);
-    QC_TRY(qc_plan_defaults(&o.convert.plan, arena, &subject, err));
-    const char *old_card = qc_budget_card_without_int8(budget);
-    if (o.convert.plan.recipe.to == QC_TO_INT8 && old_card)
-        qc_console_warn(&o.call,
+    QC_TRY(qc_plan_defaults(&o->convert.plan, arena, &subject, err));
+    const char *old_card = qc_budget_card_without_int8(&o->convert.plan.fit.vram);
+    if (o->convert.plan.recipe.to == QC_TO_INT8 && old_card)
+        qc_console_warn(&o->call,
                         "bitsandbytes needs compute capability 7.5 to compute in int8, and %s has "
                         "less; --to nf4 runs there",
                         old_card);
-    if (geometry.max_context && o.convert.plan.fit.context > geometry.max_context)
-        qc_console_warn(&o.call, "--context %llu is beyond the model's limit of %llu tokens",
-                        (unsigned long long)o.convert.plan.fit.context,
+    if (geometry.max_context && o->convert.plan.fit.context > geometry.max_context)
+        qc_console_warn(&o->call, "--context %llu is beyond the model's limit of %llu tokens",
+                        (unsigned long long)o->convert.plan.fit.context,
                         (unsigned long long)geometry.max_context);
-    return answer(&o, arena, &subject, budget, err);
+    return answer(o, arena, &subject, err);
 }
 
 qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
 {
     qc_arena arena;
-    qc_budget budget;
+    qc_options own = *o;
     qc_checkpoint *model = NULL;
     int has_weights = 0;
     /* What is wrong with the question is said before a large model is opened. */
     QC_TRY(qc_target_file_check("--device-map", o->device_map, err));
     qc_arena_init(&arena);
-    qc_status st = read_budget(&budget, &arena, o, err);
+    qc_status st = choose_devices(&own.convert.plan.fit.vram, &arena, &o->call, err);
     if (st == QC_OK)
         st = qc_model_open(&model, o->model, &has_weights, err);
     if (st == QC_OK)
         st = qc_target_file_spares("--device-map", o->device_map, model, err);
     if (st == QC_OK)
-        st = plan_model(o, &arena, model, has_weights, &budget, err);
+        st = plan_model(&own, &arena, model, has_weights, err);
     qc_checkpoint_close(model);
     qc_arena_deinit(&arena);
     return st;

@@ -315,7 +315,7 @@ const qc_option_row qc_option_table[] = {
      .help = "with --to auto: show what was chosen for which weights, and why",
      .more = "It lists kinds of weights and ranges of layers; with -v it has a line for every "
              "weight."},
-    {ROW("vram", FITTING, FIT), TEXT(convert.plan.fit.vram), .arg = "SPEC",
+    {ROW("vram", FITTING, FIT), OWN(QC_ARG_TEXT, qc_option_set_vram), .arg = "SPEC",
      .dflt_of = {PLAN, "auto"}, .since = "0.2.0",
      FOREIGN({.names = "gpu gpus", .meant = "--vram 2x40GB", .of_commands = PLAN},
              {.names = "gpu-memory gpu-mem memory mem max-memory budget devices cards vram-gb "

@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "convert/cli/option_mistakes.h"
 #include "convert/device/device_wish.h"
+#include "convert/fit/budget.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 #include "formats/file_io.h"
@@ -338,6 +339,13 @@ qc_status qc_option_set_lora(qc_options *o, const qc_option_row *row, const char
     }
     loras->list[loras->count++] = lora;
     return QC_OK;
+}
+
+qc_status qc_option_set_vram(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
+{
+    (void)row;
+    return qc_budget_parse(&o->convert.plan.fit.vram, o->call.arena, value, err);
 }
 
 qc_status qc_option_set_mla(qc_options *o, const qc_option_row *row, const char *value,

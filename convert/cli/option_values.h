@@ -26,6 +26,7 @@ QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
 /* These setters know their members. */
 QC_SETTER(qc_option_set_compress);
 QC_SETTER(qc_option_set_rule);
+QC_SETTER(qc_option_set_vram);
 QC_SETTER(qc_option_set_mla);
 QC_SETTER(qc_option_set_block_size); /* a number of weights, or "channel" */
 QC_SETTER(qc_option_set_prefill);    /* a number of tokens, or "whole", which is 0 */

@@ -49,8 +49,7 @@ typedef struct {
     qc_geometry share; /* with --tp: of one card, for the fit */
     uint32_t ranks;    /* the cards of --tp; 0: layers are placed whole */
     const qc_plan_options *options;
-    qc_budget budget; /* the devices to fill */
-    uint32_t all_devices;
+    qc_fit_options fit; /* with the devices to fill only */
     unsigned candidates;
     member *members;
     uint32_t member_count;
@@ -542,7 +541,7 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
                                                        &split, c->options->recipe.format));
     }
     const qc_fit_load load = {c->segments, c->ranks > 0 ? &c->share : c->geometry, bytes, largest};
-    return qc_fit_make(fit, c->scratch, &load, &c->budget, &c->options->fit, err);
+    return qc_fit_make(fit, c->scratch, &load, &c->fit, err);
 }
 
 static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)
@@ -561,7 +560,7 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
     uint64_t *fixed = NULL, *scratch = NULL;
     QC_TRY(qc_arena_array(c->scratch, &fixed, n, err));
     QC_TRY(qc_arena_array(c->scratch, &scratch, n, err));
-    QC_TRY(qc_arena_array(c->scratch, room, c->budget.count, err));
+    QC_TRY(qc_arena_array(c->scratch, room, c->fit.vram.count, err));
     qc_fit fit;
     choose_groups(c, NULL, 0);
     QC_TRY(fit_groups(c, &fit, err));
@@ -575,10 +574,10 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
         if (c->item_of[g] == UINT32_MAX)
             fixed[c->members[c->first_member[g]].segment] += c->room[g][QC_CANDIDATE_16BIT];
     }
-    for (uint32_t d = 0; d < c->budget.count; d++) {
+    for (uint32_t d = 0; d < c->fit.vram.count; d++) {
         uint64_t budget = fit.devices[d].budget_bytes;
         uint64_t context =
-            c->budget.devices[d].tier == QC_TIER_GPU ? c->options->fit.cuda_context_bytes : 0;
+            c->fit.vram.devices[d].tier == QC_TIER_GPU ? c->options->fit.cuda_context_bytes : 0;
         (*room)[d] = budget > context ? budget - context : 0;
         if (c->ranks > 0 && (*room)[d] < (*room)[0])
             (*room)[0] = (*room)[d]; /* all cards hold the same: they are one device to fill */
@@ -589,7 +588,7 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
                         .fixed = fixed,
                         .scratch = scratch,
                         .room = *room,
-                        .device_count = c->ranks > 0 ? 1 : c->budget.count};
+                        .device_count = c->ranks > 0 ? 1 : c->fit.vram.count};
     return QC_OK;
 }
 
@@ -600,7 +599,7 @@ static qc_status solve(chooser *c, qc_error *err)
     qc_auto_task task;
     qc_auto_solution solution = {.chosen = c->chosen};
     uint64_t *room = NULL;
-    QC_TRY(qc_arena_array(c->scratch, &solution.cut, c->budget.count, err));
+    QC_TRY(qc_arena_array(c->scratch, &solution.cut, c->fit.vram.count, err));
     QC_TRY(make_task(c, &task, &room, err));
     for (int round = 0;; round++) {
         qc_fit fit;
@@ -684,8 +683,8 @@ static void apply(chooser *c)
 static qc_status leave_out_int8(chooser *c, qc_error *err)
 {
     const qc_card *card = NULL;
-    for (uint32_t i = 0; i < c->budget.gpu_count && !card; i++) {
-        const qc_card *k = c->budget.devices[i].card;
+    for (uint32_t i = 0; i < c->fit.vram.gpu_count && !card; i++) {
+        const qc_card *k = c->fit.vram.devices[i].card;
         if (k && !qc_sm_runs_int8(k->sm))
             card = k;
     }
@@ -706,8 +705,8 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
  * beside them, but then the size matters more than the precision. */
 static qc_status note_spilling(chooser *c, qc_error *err)
 {
-    const qc_budget *b = &c->budget;
-    uint32_t tiers = c->all_devices - b->count;
+    const qc_budget *b = &c->fit.vram;
+    uint32_t tiers = c->options->fit.vram.count - b->count;
     if (c->out->fits || tiers == 0)
         return QC_OK;
     c->out->spills = 1;
@@ -768,7 +767,7 @@ static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *er
 
 qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                          const qc_plan_subject *subject, const qc_segments *segments,
-                         const qc_budget *budget, const qc_plan_options *options, qc_error *err)
+                         const qc_plan_options *options, qc_error *err)
 {
     qc_arena scratch;
     chooser c = {.out = out,
@@ -780,17 +779,16 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
                  .segments = segments,
                  .geometry = subject->geometry,
                  .options = options,
-                 .ranks = budget ? qc_tp_ranks(&options->fit, budget) : 0,
-                 .all_devices = budget ? budget->count : 0};
+                 .fit = options->fit,
+                 .ranks = qc_tp_ranks(&options->fit)};
     memset(out, 0, sizeof *out);
     out->measured = subject->has_weights;
-    if (!budget || budget->count == 0)
+    if (c.fit.vram.count == 0)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--to auto needs --vram, which names the devices that the model has to fit");
     out->rows = qc_candidates_of(&options->recipe);
     QC_TRY(qc_candidates_parse(&options->recipe, &c.candidates, err));
-    c.budget = *budget;
-    c.budget.count = budget->gpu_count ? budget->gpu_count : 1;
+    c.fit.vram.count = c.fit.vram.gpu_count ? c.fit.vram.gpu_count : 1;
     QC_TRY(leave_out_int8(&c, err));
     out->candidates = c.candidates;
     qc_arena_init(&scratch);

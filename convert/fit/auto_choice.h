@@ -95,8 +95,7 @@ typedef struct {
  * was measured before. All memory comes from the arena. */
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                                       const qc_plan_subject *subject, const qc_segments *segments,
-                                      const qc_budget *budget, const qc_plan_options *options,
-                                      qc_error *err);
+                                      const qc_plan_options *options, qc_error *err);
 /* Returns "int8 lies beside NF4" or the like where no loader but qconv reads the choice, or NULL
  * where others do. */
 const char *qc_auto_mixture(const qc_auto_result *r);

@@ -19,22 +19,6 @@
 #include "convert/hardware/card_table.h"
 #include "convert/plan/plan_options.h"
 
-typedef enum { QC_TIER_GPU, QC_TIER_CPU, QC_TIER_DISK } qc_tier;
-
-typedef struct {
-    const char *name; /* "cuda:0", "cpu", "disk" */
-    qc_tier tier;
-    const qc_card *card;  /* NULL: only a size was given */
-    uint64_t total_bytes; /* UINT64_MAX: no limit (disk) */
-} qc_device;
-
-typedef struct {
-    const char *text; /* as given */
-    qc_device *devices;
-    uint32_t count;
-    uint32_t gpu_count; /* the first ones */
-} qc_budget;
-
 #define QC_MAX_DEVICES 256u
 
 /* Parses the text of --vram. A mistake is QC_ERR_USAGE, with one sentence that quotes the term and

@@ -512,10 +512,10 @@ static void count_transfer(qc_fit *f, const uint64_t *expert_bytes)
 }
 
 qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
-                      const qc_budget *budget, const qc_fit_options *o, qc_error *err)
+                      const qc_fit_options *o, qc_error *err)
 {
     memset(out, 0, sizeof *out);
-    out->budget = budget;
+    out->budget = &o->vram;
     out->segments = load->segments;
     out->geometry = load->geometry;
     out->context = qc_fit_context(load->geometry, o);
@@ -524,7 +524,7 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
     QC_TRY(make_arrays(&w, err));
     fill_segments(&w, load->segment_bytes, load->largest_weight);
     fill_devices(&w);
-    out->ranks = qc_tp_ranks(o, budget);
+    out->ranks = qc_tp_ranks(o);
     if (out->ranks > 0) {
         add_up(&w, 0);
         return QC_OK;
@@ -647,7 +647,7 @@ static qc_status try_value(search *s, uint64_t value, int *fits, qc_error *err)
     *s->searched = value;
     const qc_fit_load load = {s->fit->segments, s->fit->geometry, s->fit->segment_bytes,
                               s->largest_weight};
-    qc_status st = qc_fit_make(&fit, &arena, &load, s->fit->budget, &s->options, err);
+    qc_status st = qc_fit_make(&fit, &arena, &load, &s->options, err);
     if (st == QC_OK)
         *fits = fit.fits;
     qc_arena_deinit(&arena);

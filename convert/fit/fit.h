@@ -86,11 +86,10 @@ typedef struct {
     const uint64_t *segment_bytes;  /* of each segment's weights in the output */
     const uint64_t *largest_weight; /* elements of its largest quantized weight; 0: none */
 } qc_fit_load;
-/* Makes the fit, which keeps pointers to load's segments and geometry and to the budget. Only
- * context, batch and the like are taken from `o`. A model that does not fit is no error: see
- * fits. */
+/* Makes the fit, which keeps pointers to load's segments and geometry and to o->vram. A model that
+ * does not fit is no error: see fits. */
 QC_NODISCARD qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
-                                   const qc_budget *budget, const qc_fit_options *o, qc_error *err);
+                                   const qc_fit_options *o, qc_error *err);
 /* Sums these up over the tensors of a plan (before or after its layout). The arrays have
  * segments->count elements. */
 QC_NODISCARD qc_status qc_fit_sum_segments(qc_arena *arena, const qc_plan *plan,

@@ -17,7 +17,6 @@ typedef struct {
     qc_arena scratch;
     const qc_plan_subject *subject;
     const qc_planned_model *planned;
-    const qc_budget *budget;
     const qc_plan_options *options;
     qc_suggestion *list;
     uint32_t count;
@@ -27,23 +26,28 @@ typedef struct {
 
 /* Fits the same weights with another use or on other devices. fit is in scratch memory, and valid
  * until the next call. */
-static qc_status try_fit(seeker *s, qc_fit *fit, const qc_budget *budget, const qc_fit_options *use,
-                         qc_error *err)
+static qc_status try_fit(seeker *s, qc_fit *fit, const qc_fit_options *use, qc_error *err)
 {
     const qc_planned_model *p = s->planned;
     const qc_fit_load load = {&p->segments, &p->geometry, p->segment_bytes, p->largest_weight};
-    QC_TRY(qc_fit_make(fit, &s->scratch, &load, budget, use, err));
+    QC_TRY(qc_fit_make(fit, &s->scratch, &load, use, err));
     fit->weight_bytes = p->fit.weight_bytes;
     return QC_OK;
 }
 
-static uint64_t least_free(const qc_fit *fit)
+/* Plans the model anew. If the checkpoint cannot become what o says, *made is 0: the plan that was
+ * asked for has not failed by that. */
+static qc_status try_plan(qc_planned_model *out, int *made, qc_arena *arena,
+                          const qc_plan_subject *subject, const qc_plan_options *o, qc_error *err)
 {
-    uint64_t least = UINT64_MAX;
-    for (uint32_t i = 0; i < fit->budget->count; i++)
-        if (fit->devices[i].segments && fit->devices[i].free_bytes < least)
-            least = fit->devices[i].free_bytes;
-    return least;
+    qc_error trouble = {0};
+    const qc_status st = qc_planned_model_make(out, arena, subject, o, &trouble);
+    *made = st == QC_OK;
+    if (st == QC_OK || qc_status_is_refusal(st))
+        return QC_OK;
+    if (err)
+        *err = trouble;
+    return st;
 }
 
 static qc_status add(seeker *s, const qc_fit *fit, const char *change, const char *detail,
@@ -52,6 +56,10 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
     char weights[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
     if (!fit->fits || s->count == MAX_SUGGESTIONS)
         QC_FAIL(err, QC_ERR_INTERNAL, "the suggestion '%s' does not fit", change);
+    uint64_t least_free = UINT64_MAX;
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        if (fit->devices[i].segments && fit->devices[i].free_bytes < least_free)
+            least_free = fit->devices[i].free_bytes;
     qc_suggestion *g = &s->list[s->count++];
     g->change = change;
     /* A plan that does not fit has the smallest choice everywhere. With more room there will be
@@ -61,11 +69,11 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
             s->arena, &g->sentence, err,
             "with %s%s: %s of weights at least, and the fullest device keeps %s for better schemes",
             change, detail, qc_text_bytes(weights, fit->weight_bytes),
-            qc_text_bytes(left, least_free(fit)));
+            qc_text_bytes(left, least_free));
     return qc_arena_printf(s->arena, &g->sentence, err,
                            "with %s%s: %s of weights, and the fullest device keeps %s free", change,
                            detail, qc_text_bytes(weights, fit->weight_bytes),
-                           qc_text_bytes(left, least_free(fit)));
+                           qc_text_bytes(left, least_free));
 }
 
 /* ---- kinds of changes ---- */
@@ -111,26 +119,19 @@ static qc_status other_precision(seeker *s, qc_error *err)
             continue; /* int8 fits already, and is more precise */
         qc_plan_options trial = *o;
         qc_planned_model planned;
-        qc_error trouble = {0};
+        int made = 0;
         const char *change = NULL;
         trial.recipe = offered;
         trial.recipe.to = ladder[i];
         if (ladder[i] == QC_TO_INT8) {
-            if (qc_budget_card_without_int8(s->budget))
+            if (qc_budget_card_without_int8(&o->fit.vram))
                 continue;
             trial.recipe.block_elems = 0;
         }
         if (ladder[i] == QC_TO_AUTO)
             trial.recipe.block_elems = 0;
-        qc_status st =
-            qc_planned_model_make(&planned, &s->scratch, &unread, s->budget, &trial, &trouble);
-        /* If a checkpoint cannot become this, the plan that was asked for has not failed. */
-        if (st != QC_OK && !qc_status_is_refusal(st)) {
-            if (err)
-                *err = trouble;
-            return st;
-        }
-        if (st != QC_OK || !planned.fit.fits)
+        QC_TRY(try_plan(&planned, &made, &s->scratch, &unread, &trial, err));
+        if (!made || !planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s%s", qc_to_name(ladder[i]),
                                format_of(s, &trial.recipe)));
@@ -139,46 +140,39 @@ static qc_status other_precision(seeker *s, qc_error *err)
     return QC_OK;
 }
 
-/* Tries a shorter context. The cache grows with the context, so every context below one that fits
- * does too. */
-static qc_status shorter_context(seeker *s, qc_error *err)
+/* Finds the largest value of *varied, a member of *use, with which it fits. What is needed grows
+ * with it, so every value below one that fits does too. */
+static qc_status less_of(seeker *s, qc_fit_options *use, uint64_t *varied, uint64_t least,
+                         const char *option, qc_error *err)
 {
     const char *change = NULL;
-    qc_fit_options use = s->options->fit;
     qc_fit fit;
-    uint64_t good = 0, bad = use.context;
-    if (!s->subject->geometry->decoder)
-        return QC_OK;
+    uint64_t good = 0, bad = *varied;
     while (bad - good > 1) {
-        use.context = good + (bad - good) / 2;
-        QC_TRY(try_fit(s, &fit, s->budget, &use, err));
-        *(fit.fits ? &good : &bad) = use.context;
+        *varied = good + (bad - good) / 2;
+        QC_TRY(try_fit(s, &fit, use, err));
+        *(fit.fits ? &good : &bad) = *varied;
     }
-    if (good < MIN_CONTEXT)
+    if (good < least)
         return QC_OK;
-    use.context = good;
-    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
-    QC_TRY(qc_arena_printf(s->arena, &change, err, "--context %" PRIu64, good));
+    *varied = good;
+    QC_TRY(try_fit(s, &fit, use, err));
+    QC_TRY(qc_arena_printf(s->arena, &change, err, "%s %" PRIu64, option, good));
     return add(s, &fit, change, "", err);
+}
+
+static qc_status shorter_context(seeker *s, qc_error *err)
+{
+    qc_fit_options use = s->options->fit;
+    return s->subject->geometry->decoder
+               ? less_of(s, &use, &use.context, MIN_CONTEXT, "--context", err)
+               : QC_OK;
 }
 
 static qc_status smaller_batch(seeker *s, qc_error *err)
 {
-    const char *change = NULL;
     qc_fit_options use = s->options->fit;
-    qc_fit fit;
-    uint64_t good = 0, bad = use.batch;
-    while (bad - good > 1) {
-        use.batch = good + (bad - good) / 2;
-        QC_TRY(try_fit(s, &fit, s->budget, &use, err));
-        *(fit.fits ? &good : &bad) = use.batch;
-    }
-    if (good == 0)
-        return QC_OK;
-    use.batch = good;
-    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
-    QC_TRY(qc_arena_printf(s->arena, &change, err, "--batch %" PRIu64, good));
-    return add(s, &fit, change, "", err);
+    return less_of(s, &use, &use.batch, 1, "--batch", err);
 }
 
 static qc_status narrower_cache(seeker *s, qc_error *err)
@@ -188,7 +182,7 @@ static qc_status narrower_cache(seeker *s, qc_error *err)
     if (!s->subject->geometry->decoder || use.kv_bits <= 8)
         return QC_OK;
     use.kv_bits = 8;
-    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
     return fit.fits ? add(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
 }
 
@@ -203,17 +197,17 @@ static qc_status larger_margin(seeker *s, qc_error *err)
     if (bad >= good)
         return QC_OK;
     use.margin = good / 100.0;
-    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
     if (!fit.fits)
         return QC_OK;
     while (good - bad > 1) {
         unsigned middle = bad + (good - bad) / 2;
         use.margin = middle / 100.0;
-        QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+        QC_TRY(try_fit(s, &fit, &use, err));
         *(fit.fits ? &good : &bad) = middle;
     }
     use.margin = good / 100.0;
-    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
     QC_TRY(qc_arena_printf(s->arena, &change, err, "--margin %.2f", use.margin));
     QC_TRY(qc_arena_printf(
         s->arena, &detail, err,
@@ -222,12 +216,12 @@ static qc_status larger_margin(seeker *s, qc_error *err)
     return add(s, &fit, change, detail, err);
 }
 
-/* Makes a budget of this budget's GPUs, `more` copies of the one numbered `like`, and a cpu of
- * cpu_bytes (0: as it was); then what else there was. */
+/* Makes a budget of the GPUs that were given, `more` copies of the one numbered `like`, and a cpu
+ * of cpu_bytes (0: as it was); then what else there was. */
 static qc_status widen(seeker *s, qc_budget *out, uint32_t more, uint32_t like, uint64_t cpu_bytes,
                        qc_error *err)
 {
-    const qc_budget *b = s->budget;
+    const qc_budget *b = &s->options->fit.vram;
     qc_device *d = NULL;
     QC_TRY(qc_arena_array(&s->scratch, &d, (size_t)b->count + more + 1, err));
     uint32_t n = 0;
@@ -247,40 +241,29 @@ static qc_status widen(seeker *s, qc_budget *out, uint32_t more, uint32_t like, 
     return QC_OK;
 }
 
-static const qc_fit_device *cpu_of(const qc_fit *fit)
-{
-    for (uint32_t i = 0; i < fit->budget->count; i++)
-        if (fit->budget->devices[i].tier == QC_TIER_CPU)
-            return &fit->devices[i];
-    return NULL;
-}
-
 /* Finds how much memory of the host it takes, in whole GB: what an ample tier would be given. */
 static qc_status host_memory(seeker *s, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES], seconds[QC_SIZE_TEXT_BYTES];
     const char *change = NULL, *detail = "";
-    const qc_fit_options *use = &s->options->fit;
-    qc_budget budget;
+    qc_fit_options use = s->options->fit;
     qc_fit fit;
     if (s->planned->fit.ranks > 0)
         return QC_OK;
-    QC_TRY(widen(s, &budget, 0, 0, AMPLE_BYTES, err));
-    QC_TRY(try_fit(s, &fit, &budget, use, err));
-    const qc_fit_device *cpu = cpu_of(&fit);
-    if (!fit.fits || !cpu)
+    QC_TRY(widen(s, &use.vram, 0, 0, AMPLE_BYTES, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
+    if (!fit.fits)
         return QC_OK;
-    double needed = (double)(cpu->budget_bytes - cpu->free_bytes) / use->margin;
+    const qc_fit_device *cpu = &fit.devices[use.vram.gpu_count]; /* behind the GPUs */
+    double needed = (double)(cpu->budget_bytes - cpu->free_bytes) / use.margin;
     uint64_t gigabytes = (uint64_t)(needed / (double)GB) + 1;
-    QC_TRY(widen(s, &budget, 0, 0, gigabytes * GB, err));
-    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    QC_TRY(widen(s, &use.vram, 0, 0, gigabytes * GB, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
     if (!fit.fits)
         return QC_OK;
     QC_TRY(qc_fit_count_experts(&fit, &s->planned->plan, err));
-    if (s->budget->gpu_count == 0)
-        QC_TRY(qc_arena_printf(s->arena, &change, err, "--vram cpu:%" PRIu64 "GB", gigabytes));
-    else
-        QC_TRY(qc_arena_printf(s->arena, &change, err, "+cpu:%" PRIu64 "GB", gigabytes));
+    QC_TRY(qc_arena_printf(s->arena, &change, err, "%scpu:%" PRIu64 "GB",
+                           use.vram.gpu_count == 0 ? "--vram " : "+", gigabytes));
     if (fit.transfer_bytes_per_token)
         QC_TRY(qc_arena_printf(s->arena, &detail, err,
                                " (%s cross the host link for every token, which takes at least %s)",
@@ -294,11 +277,10 @@ static qc_status more_cards(seeker *s, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES];
     const char *change = NULL, *detail = NULL;
-    const qc_fit_options *use = &s->options->fit;
-    const qc_budget *b = s->budget;
+    qc_fit_options use = s->options->fit;
+    const qc_budget *b = &s->options->fit.vram;
     uint32_t like = 0, bad = 0, good = 0;
     int alike = 1;
-    qc_budget budget;
     qc_fit fit;
     if (b->gpu_count == 0 || b->gpu_count >= QC_MAX_SUGGESTED_CARDS || s->planned->fit.ranks > 0)
         return QC_OK;
@@ -308,18 +290,18 @@ static qc_status more_cards(seeker *s, qc_error *err)
             like = i;
     }
     good = QC_MAX_SUGGESTED_CARDS - b->gpu_count;
-    QC_TRY(widen(s, &budget, good, like, 0, err));
-    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    QC_TRY(widen(s, &use.vram, good, like, 0, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
     if (!fit.fits)
         return QC_OK;
     while (good - bad > 1) {
         uint32_t middle = bad + (good - bad) / 2;
-        QC_TRY(widen(s, &budget, middle, like, 0, err));
-        QC_TRY(try_fit(s, &fit, &budget, use, err));
+        QC_TRY(widen(s, &use.vram, middle, like, 0, err));
+        QC_TRY(try_fit(s, &fit, &use, err));
         *(fit.fits ? &good : &bad) = middle;
     }
-    QC_TRY(widen(s, &budget, good, like, 0, err));
-    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    QC_TRY(widen(s, &use.vram, good, like, 0, err));
+    QC_TRY(try_fit(s, &fit, &use, err));
     if (alike)
         QC_TRY(qc_arena_printf(s->arena, &change, err, "%" PRIu32 " cards", b->gpu_count + good));
     else
@@ -337,20 +319,13 @@ static qc_status more_ranks(seeker *s, qc_error *err)
     qc_plan_options trial = *s->options;
     uint32_t ranks = s->planned->fit.ranks;
     for (uint32_t n = ranks * 2; ranks > 0 && n <= QC_MAX_SUGGESTED_CARDS; n *= 2) {
-        qc_budget budget;
         qc_planned_model planned;
-        qc_error trouble = {0};
+        int made = 0;
         trial.fit.tensor_parallel = n;
-        QC_TRY(widen(s, &budget, n - ranks, 0, 0, err));
-        qc_status st =
-            qc_planned_model_make(&planned, &s->scratch, s->subject, &budget, &trial, &trouble);
-        if (qc_status_is_refusal(st))
+        QC_TRY(widen(s, &trial.fit.vram, n - ranks, 0, 0, err));
+        QC_TRY(try_plan(&planned, &made, &s->scratch, s->subject, &trial, err));
+        if (!made)
             return QC_OK;
-        if (st != QC_OK) {
-            if (err)
-                *err = trouble;
-            return st;
-        }
         if (!planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--tp %" PRIu32 " on as many cards", n));
@@ -387,16 +362,10 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
     if (s->count || o->recipe.to == trial.recipe.to || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;
-    /* A checkpoint that cannot become NF4 has no such suggestion. */
-    qc_error trouble = {0};
-    qc_status st = qc_planned_model_make(&planned, kept, s->subject, s->budget, &trial, &trouble);
-    if (qc_status_is_refusal(st))
+    int made = 0;
+    QC_TRY(try_plan(&planned, &made, kept, s->subject, &trial, err));
+    if (!made)
         return QC_OK;
-    if (st != QC_OK) {
-        if (err)
-            *err = trouble;
-        return st;
-    }
     inner.planned = &planned;
     inner.options = &trial;
     QC_TRY(try_kinds(&inner, changes + 1, sizeof changes / sizeof *changes - 1, err));
@@ -411,15 +380,11 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
 }
 
 qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
-                         const qc_planned_model *planned, const qc_budget *budget,
-                         const qc_plan_options *options, qc_error *err)
+                         const qc_planned_model *planned, const qc_plan_options *options,
+                         qc_error *err)
 {
     qc_arena kept;
-    seeker s = {.arena = arena,
-                .subject = subject,
-                .planned = planned,
-                .budget = budget,
-                .options = options};
+    seeker s = {.arena = arena, .subject = subject, .planned = planned, .options = options};
     QC_TRY(qc_arena_array(arena, &s.list, MAX_SUGGESTIONS, err));
     QC_TRY(try_kinds(&s, changes, sizeof changes / sizeof *changes, err));
     qc_arena_init(&kept);
@@ -436,7 +401,6 @@ qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_s
 typedef struct {
     qc_fit_report *report;
     qc_plan_subject subject;
-    const qc_budget *budget;
     qc_fit_choice *list;
     uint32_t count;
 } comparer;
@@ -447,28 +411,23 @@ static qc_status compare(comparer *c, const qc_plan_options *o, const char *chan
 {
     qc_arena scratch;
     qc_planned_model planned;
-    qc_error trouble = {0};
+    int made = 0;
     qc_fit_choice *row = &c->list[c->count];
     qc_arena_init(&scratch);
-    qc_status st = qc_planned_model_make(&planned, &scratch, &c->subject, c->budget, o, &trouble);
-    int other_model = qc_status_is_refusal(st);
-    if (st == QC_OK && planned.fit.fits) {
+    qc_status st = try_plan(&planned, &made, &scratch, &c->subject, o, err);
+    if (made && planned.fit.fits) {
         *row = (qc_fit_choice){.change = change,
                                .predicted = o->recipe.to == QC_TO_AUTO
                                                 ? planned.chosen.predicted
                                                 : c->report->chosen->uniform[0]};
         st = qc_fit_max_context(&row->max_context, &planned.fit, &o->fit, planned.largest_weight,
-                                &trouble);
+                                err);
         if (st == QC_OK && planned.plan.own_form)
             st = qc_arena_strndup(c->report->arena, &row->own_form, planned.plan.own_form,
-                                  strlen(planned.plan.own_form), &trouble);
+                                  strlen(planned.plan.own_form), err);
         c->count += st == QC_OK;
     }
     qc_arena_deinit(&scratch);
-    if (st == QC_OK || other_model)
-        return QC_OK;
-    if (err)
-        *err = trouble;
     return st;
 }
 
@@ -489,7 +448,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
                          qc_error *err)
 {
     const char *change = NULL, *schemes = NULL;
-    comparer c = {.report = report, .subject = *subject, .budget = planned->fit.budget, .count = 1};
+    comparer c = {.report = report, .subject = *subject, .count = 1};
     QC_TRY(qc_arena_array(arena, &c.list, MAX_CHOICES, err));
     c.subject.measured = &planned->chosen;
     c.list[0] = (qc_fit_choice){.change = "this plan",

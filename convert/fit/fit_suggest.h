@@ -10,13 +10,13 @@
 
 #define QC_MAX_SUGGESTED_CARDS 64u
 
-/* Sets report->suggestions (texts in the arena) for `planned`, which was made of subject, budget
- * and options and does not fit. There is at most one for each kind of change. Where no change alone
+/* Sets report->suggestions (texts in the arena) for `planned`, which was made of subject and
+ * options and does not fit. There is at most one for each kind of change. Where no change alone
  * is enough, they are changes beside NF4 ("--to nf4 and +cpu:64GB"); if nothing helps, there are
  * none. */
 QC_NODISCARD qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
-                                      const qc_planned_model *planned, const qc_budget *budget,
+                                      const qc_planned_model *planned,
                                       const qc_plan_options *options, qc_error *err);
 /* Call this with --to auto, for a model that fits and has a cache. It finds what else the same
  * devices could hold (NF4, auto for longer contexts, auto in a form that bitsandbytes has), with

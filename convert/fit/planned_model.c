@@ -27,15 +27,15 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
     return QC_OK;
 }
 
-static qc_status check_split(const qc_plan_subject *subject, const qc_budget *budget,
-                             const qc_plan_options *options, qc_error *err)
+static qc_status check_split(const qc_plan_subject *subject, const qc_plan_options *options,
+                             qc_error *err)
 {
     if (options->recipe.to == QC_TO_AUTO && !options->fit.plugin &&
         options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--to auto with --tp needs --format compressed-tensors, which vLLM splits over "
                 "cards by itself, or --for vllm-qconv, whose plug-in splits NF4 and int8 too");
-    return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
+    return qc_tp_check(&options->fit, subject->model, subject->geometry, err);
 }
 
 /* Replaces the geometry by that of one card, and sums up its bytes. vLLM's kernels do not
@@ -57,19 +57,19 @@ static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks
 }
 
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
-                                const qc_plan_subject *subject, const qc_budget *budget,
-                                const qc_plan_options *options, qc_error *err)
+                                const qc_plan_subject *subject, const qc_plan_options *options,
+                                qc_error *err)
 {
     memset(out, 0, sizeof *out);
-    uint32_t ranks = qc_tp_ranks(&options->fit, budget);
+    uint32_t ranks = qc_tp_ranks(&options->fit);
     if (ranks > 0)
-        QC_TRY(check_split(subject, budget, options, err));
+        QC_TRY(check_split(subject, options, err));
     QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, &options->recipe, err));
     QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
                             err));
     if (options->recipe.to == QC_TO_AUTO)
-        QC_TRY(qc_auto_choose(&out->chosen, arena, &out->recipe, subject, &out->segments, budget,
-                              options, err));
+        QC_TRY(qc_auto_choose(&out->chosen, arena, &out->recipe, subject, &out->segments, options,
+                              err));
     QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, subject->call, options,
                          err));
     out->geometry = *subject->geometry;
@@ -80,7 +80,7 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                    &out->largest_weight, err));
     const qc_fit_load load = {&out->segments, &out->geometry, out->segment_bytes,
                               out->largest_weight};
-    QC_TRY(qc_fit_make(&out->fit, arena, &load, budget, &options->fit, err));
+    QC_TRY(qc_fit_make(&out->fit, arena, &load, &options->fit, err));
     out->fit.weight_bytes = out->plan.tensor_bytes;
     return qc_fit_count_experts(&out->fit, &out->plan, err);
 }
@@ -114,7 +114,7 @@ qc_status qc_planned_model_check(const qc_planned_model *m, const char *path, qc
     QC_FAIL(err, QC_ERR_CHECK,
             "%s does not fit --vram %s with --to %s: it is short by %s on %s; 'qconv plan' shows "
             "what would fit",
-            path, o->fit.vram, qc_to_name(o->recipe.to),
+            path, o->fit.vram.text, qc_to_name(o->recipe.to),
             qc_text_bytes(bytes, m->fit.short_by_bytes),
             m->fit.devices[m->fit.short_device].device->name);
 }

@@ -22,7 +22,6 @@ typedef struct {
  * error. */
 QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                              const qc_plan_subject *subject,
-                                             const qc_budget *budget,
                                              const qc_plan_options *options, qc_error *err);
 /* Lays out the shards for the fit's placement: a shard ends where the device changes. With --tp
  * there is one set of shards, of which vLLM gives every card its share. */

@@ -192,11 +192,11 @@ void qc_tp_defaults(qc_fit_options *o)
     o->mla_absorbed = !o->mla_expanded;
 }
 
-uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget)
+uint32_t qc_tp_ranks(const qc_fit_options *o)
 {
     if (o->tensor_parallel > 0)
         return (uint32_t)o->tensor_parallel;
-    return o->parallel == QC_PARALLEL_TENSOR ? budget->gpu_count : 0;
+    return o->parallel == QC_PARALLEL_TENSOR ? o->vram.gpu_count : 0;
 }
 
 static qc_status check_heads(const qc_geometry *g, uint32_t ranks, qc_error *err)
@@ -217,10 +217,11 @@ static qc_status check_heads(const qc_geometry *g, uint32_t ranks, qc_error *err
     return QC_OK;
 }
 
-qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget, const qc_checkpoint *model,
-                      const qc_geometry *g, qc_error *err)
+qc_status qc_tp_check(const qc_fit_options *o, const qc_checkpoint *model, const qc_geometry *g,
+                      qc_error *err)
 {
-    uint32_t ranks = qc_tp_ranks(o, budget);
+    const qc_budget *budget = &o->vram;
+    uint32_t ranks = qc_tp_ranks(o);
     qc_config config;
     if (budget->gpu_count == 0 || budget->count > budget->gpu_count)
         QC_FAIL(err, QC_ERR_USAGE,

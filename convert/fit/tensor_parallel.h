@@ -37,15 +37,15 @@ typedef struct {
  * steps, and DeepSeek's latent is attended to as it is. Call it once all options are read. */
 void qc_tp_defaults(qc_fit_options *o);
 /* Returns the number of cards that a model is split over; 0: layers are placed whole. */
-uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget);
+uint32_t qc_tp_ranks(const qc_fit_options *o);
 /* Finds the bytes that the tensor takes on each card. QC_ERR_UNSUPPORTED says why vLLM does not
  * split it so. */
 QC_NODISCARD qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t,
                                       const qc_tp_split *tp, qc_error *err);
 /* Refuses what cannot be split: QC_ERR_USAGE for a budget that is not so many GPUs, and
  * QC_ERR_UNSUPPORTED for a model type whose split is not known or heads that do not divide. */
-QC_NODISCARD qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget,
-                                   const qc_checkpoint *model, const qc_geometry *g, qc_error *err);
+QC_NODISCARD qc_status qc_tp_check(const qc_fit_options *o, const qc_checkpoint *model,
+                                   const qc_geometry *g, qc_error *err);
 /* Makes the geometry of one card's share: its heads, cache and inner width. */
 QC_NODISCARD qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g,
                                       uint32_t ranks, qc_error *err);

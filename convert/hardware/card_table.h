@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct {
+typedef struct qc_card {
     const char *name;    /* the name that is printed: "A100-40GB" */
     const char *aliases; /* lower case, between blanks: " a100-40 a100-sxm4-40gb " */
     /* The names that the driver gives it, without the maker's words, separated by '|':

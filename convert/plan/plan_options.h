@@ -7,6 +7,23 @@
 
 #include <stddef.h>
 
+typedef enum { QC_TIER_GPU, QC_TIER_CPU, QC_TIER_DISK } qc_tier;
+
+typedef struct {
+    const char *name; /* "cuda:0", "cpu", "disk" */
+    qc_tier tier;
+    const struct qc_card *card; /* NULL: only a size was given */
+    uint64_t total_bytes;       /* UINT64_MAX: no limit (disk) */
+} qc_device;
+
+/* The devices of --vram (convert/fit/budget.h). */
+typedef struct {
+    const char *text; /* as given */
+    qc_device *devices;
+    uint32_t count;     /* 0: --vram was not given */
+    uint32_t gpu_count; /* the first ones */
+} qc_budget;
+
 /* How a model lies on several GPUs. */
 typedef enum {
     QC_PARALLEL_LAYERS, /* each layer lies whole on one of them */
@@ -16,7 +33,7 @@ typedef enum {
 /* Where the model will lie and what will run there, for plan and for convert --vram. A shard ends
  * where the device changes. */
 typedef struct {
-    const char *vram; /* --vram as given, or NULL; see convert/fit/budget.h */
+    qc_budget vram;
     double margin;    /* usable share of each device, 0 < margin <= 1; default 0.9 */
     uint64_t context; /* tokens of one sequence; 0: 8192, or the model's limit if that is less */
     uint64_t batch;   /* sequences at once; default 1 */

@@ -51,8 +51,8 @@ static void add_double(qc_strbuf *out, const char *key, double value)
 
 static void add_fit(qc_strbuf *out, const qc_fit_options *f)
 {
-    add_text(out, "--vram", f->vram);
-    if (!f->vram)
+    add_text(out, "--vram", f->vram.text);
+    if (!f->vram.text)
         return;
     add_double(out, "--margin", f->margin);
     add_number(out, "--context", f->context);

@@ -100,7 +100,7 @@ static qc_status fill_shard(qc_manifest_shard *s, const qc_pipeline *p, uint32_t
 static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan, qc_error *err)
 {
     const qc_fit_options *o = &plan->options->fit;
-    *out = (qc_manifest_placement){.vram = o->vram,
+    *out = (qc_manifest_placement){.vram = o->vram.text,
                                    .margin = o->margin,
                                    .context = plan->placed_context,
                                    .batch = o->batch,

@@ -47,14 +47,13 @@ static qc_status choose(fixture *f, qc_auto_result *r, const char *vram)
 {
     qc_geometry g;
     qc_segments s;
-    qc_budget b;
     fixture_make_ok(f);
     assert_int_equal(qc_geometry_read(&g, &f->arena, f->model.config, &f->err), QC_OK);
     assert_int_equal(qc_segments_make(&s, &f->arena, &f->model, &f->recipe, &g, &f->err), QC_OK);
-    assert_int_equal(qc_budget_parse(&b, &f->arena, vram, &f->err), QC_OK);
+    assert_int_equal(qc_budget_parse(&plan_options.fit.vram, &f->arena, vram, &f->err), QC_OK);
     plan_options.recipe = f->options;
     qc_plan_subject subject = {&call, &f->model, &g, 0, NULL, NULL};
-    return qc_auto_choose(r, &f->arena, &f->recipe, &subject, &s, &b, &plan_options, &f->err);
+    return qc_auto_choose(r, &f->arena, &f->recipe, &subject, &s, &plan_options, &f->err);
 }
 
 static void choose_ok(fixture *f, qc_auto_result *r, const char *vram)
