@@ -42,43 +42,30 @@ static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
     }
 }
 
-/* With --tp: the options with which vLLM serves the output. */
-static qc_status serve_options(const char **out, const qc_options *o, const qc_fit *fit,
-                               qc_error *err)
-{
-    qc_strbuf text;
-    qc_fit_options use = o->convert.plan.fit;
-    if (fit->ranks == 0)
-        return QC_OK;
-    use.context = fit->context;
-    qc_strbuf_init(&text, 1u << 12);
-    qc_tp_serve_options(&text, &use, fit->ranks);
-    qc_status st = qc_strbuf_status(&text, err);
-    if (st == QC_OK)
-        st = qc_arena_strndup(o->call.arena, out, text.data, text.len, err);
-    qc_strbuf_deinit(&text);
-    return st;
-}
-
-/* Finds out which tools load the output, and warns before the work where only qconv does. The
+/* Finds out which tools load the output, and with --tp the options with which vLLM serves it. The
  * report outlives the plan. */
 static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
-                                const char *vllm, const qc_fit *fit, qc_error *err)
+                                const qc_fit *fit, qc_error *err)
 {
+    const uint32_t ranks = fit ? fit->ranks : 0;
     qc_loaders *loaders = NULL;
+    qc_strbuf text;
     QC_TRY(qc_arena_alloc(o->call.arena, &loaders, 1, sizeof(qc_loaders), err));
-    QC_TRY(qc_loaders_of(loaders, plan, err));
-    QC_TRY(qc_engines_settle(loaders, plan, err));
-    loaders->vllm = vllm;
+    QC_TRY(qc_engines_settle(loaders, plan, o->engines, ranks, o->convert.plan.compress, &o->call,
+                             err));
     r->program = o->program;
     r->loaders = loaders;
-    qc_loaders_warn(loaders, plan, &o->call);
-    if (!o->engines)
+    if (ranks == 0)
         return QC_OK;
-    qc_served served;
-    QC_TRY(qc_served_of_plan(&served, plan, loaders, err));
-    served.ranks = fit ? fit->ranks : 0;
-    return qc_engines_refuse(&served, o->engines, &o->call, err);
+    qc_fit_options use = o->convert.plan.fit;
+    use.context = fit->context;
+    qc_strbuf_init(&text, 1u << 12);
+    qc_tp_serve_options(&text, &use, ranks);
+    qc_status st = qc_strbuf_status(&text, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(o->call.arena, &loaders->vllm, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
 }
 
 /* Warns where there is no config.json, or none that qconv knows, to say how the model is built.
@@ -160,12 +147,10 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_plan unplaced;
     qc_planned_model placed;
     qc_plan *plan = &unplaced;
-    const char *vllm = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o->call, "%s", model->warnings[i]);
     if (o->convert.plan.fit.vram.count) {
         QC_TRY(plan_placed(&placed, o, model, report, err));
-        QC_TRY(serve_options(&vllm, o, &placed.fit, err));
         plan = &placed.plan;
     } else {
         QC_TRY(qc_recipe_make(&recipe, o->call.arena, model, &o->convert.plan.recipe, err));
@@ -180,7 +165,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     report->dry_run = o->convert.dry_run;
     report->compressed = o->convert.plan.compress;
     qc_parts_fill_report(report, plan, NULL, 0);
-    QC_TRY(settle_loaders(report, plan, o, vllm, plan == &placed.plan ? &placed.fit : NULL, err));
+    QC_TRY(settle_loaders(report, plan, o, plan == &placed.plan ? &placed.fit : NULL, err));
     QC_TRY(qc_calibrate_choose(plan, o->devices, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {

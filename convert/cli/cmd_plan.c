@@ -35,23 +35,6 @@ static qc_status choose_devices(qc_budget *vram, qc_arena *arena, const qc_call 
     return qc_budget_parse(vram, arena, "cpu", err);
 }
 
-typedef qc_status (*text_maker)(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
-
-static qc_status map_text(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
-{
-    return qc_device_map_text(out, r->arena, r->fit, err);
-}
-
-/* path is NULL where nobody asked for this file. */
-static qc_status put_file(const char *path, text_maker make, const qc_fit_report *r, qc_error *err)
-{
-    qc_strbuf out;
-    if (!path)
-        return QC_OK;
-    qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    return qc_console_deliver(make(r, &out, err), &out, path, err);
-}
-
 static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *err)
 {
     qc_strbuf out;
@@ -80,19 +63,6 @@ static qc_status find_contexts(qc_fit_report *r, const qc_planned_model *planned
     return QC_OK;
 }
 
-/* A plan says nothing of compression, which convert decides. */
-static qc_status ask_engines(const qc_options *o, const qc_planned_model *planned,
-                             const qc_loaders *loaders, qc_error *err)
-{
-    qc_served served;
-    if (!o->engines)
-        return QC_OK;
-    QC_TRY(qc_served_of_plan(&served, &planned->plan, loaders, err));
-    served.ranks = planned->fit.ranks;
-    served.compressed = 0;
-    return qc_engines_refuse(&served, o->engines, &o->call, err);
-}
-
 static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
                         qc_error *err)
 {
@@ -105,10 +75,9 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     qc_model_shape shape;
     qc_model_shape_of(&shape, &planned.plan, subject->geometry);
     qc_loaders loaders;
-    QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
-    QC_TRY(qc_engines_settle(&loaders, &planned.plan, err));
-    qc_loaders_warn(&loaders, &planned.plan, &o->call);
-    QC_TRY(ask_engines(o, &planned, &loaders, err));
+    /* A plan says nothing of compression, which convert decides. */
+    QC_TRY(qc_engines_settle(&loaders, &planned.plan, o->engines, planned.fit.ranks, 0, &o->call,
+                             err));
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,
@@ -133,7 +102,12 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
         QC_TRY(qc_fit_compare(&r, arena, subject, &planned, &o->convert.plan, err));
     if (!planned.fit.fits)
         QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, &o->convert.plan, err));
-    QC_TRY(put_file(o->device_map, map_text, &r, err));
+    if (o->device_map) {
+        qc_strbuf map;
+        qc_strbuf_init(&map, MAX_TEXT_BYTES);
+        QC_TRY(qc_console_deliver(qc_device_map_text(&map, arena, &planned.fit, err), &map,
+                                  o->device_map, err));
+    }
     return print(&r, o, err);
 }
 

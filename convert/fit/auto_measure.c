@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/model/coded_read.h"
+#include "convert/model/weight_read.h"
 #include "quant/scale_search.h"
 
 #include <inttypes.h>
@@ -34,8 +34,7 @@ typedef struct {
 
 /* The scratch memory of one thread. */
 typedef struct {
-    qc_st_cursor *cursor;
-    qc_coded_scratch coded;
+    qc_weight_reader reader;
     unsigned char *source;
     uint8_t *codes, *nested_codes;
     float *absmax, *final, *nested;
@@ -73,15 +72,16 @@ static extent extent_of(const qc_auto_sample *s)
 static qc_status read_run(const measuring *m, scratch *w, const qc_auto_sample *s, uint64_t first,
                           uint64_t n, uint64_t at, qc_error *err)
 {
-    const qc_checkpoint_tensor *t = &m->model->tensors[s->tensor];
+    const qc_weight_source from = {.tensor = s->tensor, .coded = s->coded};
     uint64_t each = each_of(m, s);
     unsigned char *to = w->source + at * each;
+    const float *values = NULL;
     if (!s->coded)
-        return qc_checkpoint_read(m->model, w->cursor, t, first * each, to, (size_t)(n * each),
-                                  err);
-    /* The scratch is memory of malloc, and its beginning and all offsets are multiples of 4. */
-    return qc_coded_read(m->model, w->cursor, m->ops, t, s->coded, &w->coded, first, n,
-                         (float *)(void *)to, err);
+        return qc_checkpoint_read(m->model, w->reader.codes, &m->model->tensors[s->tensor],
+                                  first * each, to, (size_t)(n * each), err);
+    QC_TRY(qc_weight_floats(&w->reader, &from, first, n, &values, err));
+    memcpy(to, values, (size_t)(n * each));
+    return QC_OK;
 }
 
 static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
@@ -101,26 +101,17 @@ static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample
 static qc_status read_transposed(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
                                  qc_error *err)
 {
-    const qc_checkpoint_tensor *t = &m->model->tensors[s->tensor];
-    uint64_t each = each_of(m, s);
-    uint64_t runs = e.rows == s->rows || e.rows < TRANSPOSED_RUNS ? 1 : TRANSPOSED_RUNS;
-    unsigned char part[4096];
-    for (uint64_t k = 0; k < e.cols; k++) {
-        for (uint64_t r = 0; r < runs; r++) {
-            uint64_t first = e.rows / runs * r,
-                     end = r + 1 < runs ? e.rows / runs * (r + 1) : e.rows;
-            uint64_t at = runs == 1 ? 0 : (s->rows - e.rows) / (runs - 1) * r + first;
-            for (uint64_t i = first; i < end;) {
-                uint64_t n = end - i < sizeof part / each ? end - i : sizeof part / each;
-                QC_TRY(qc_checkpoint_read(m->model, w->cursor, t,
-                                          (k * s->rows + at + (i - first)) * each, part,
-                                          (size_t)(n * each), err));
-                for (uint64_t x = 0; x < n; x++)
-                    memcpy(w->source + ((i + x) * e.cols + k) * each, part + x * each,
-                           (size_t)each);
-                i += n;
-            }
-        }
+    const uint64_t each = each_of(m, s);
+    const uint64_t runs = e.rows == s->rows || e.rows < TRANSPOSED_RUNS ? 1 : TRANSPOSED_RUNS;
+    qc_checkpoint_tensor t = m->model->tensors[s->tensor];
+    t.bytes = e.cols * s->rows * each; /* the columns of the sample, which lie as rows */
+    for (uint64_t r = 0; r < runs; r++) {
+        const uint64_t first = e.rows / runs * r;
+        const uint64_t end = r + 1 < runs ? e.rows / runs * (r + 1) : e.rows;
+        const uint64_t at = runs == 1 ? 0 : (s->rows - e.rows) / (runs - 1) * r + first;
+        QC_TRY(qc_weight_read_turned(m->model, w->reader.codes, &t, e.cols, at * e.cols,
+                                     (end - first) * e.cols, w->source + first * e.cols * each,
+                                     err));
     }
     return QC_OK;
 }
@@ -256,8 +247,7 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
 
 static void scratch_deinit(scratch *w)
 {
-    qc_st_cursor_destroy(w->cursor);
-    qc_coded_scratch_deinit(&w->coded);
+    qc_weight_reader_close(&w->reader);
     qc_free(w->source);
     qc_free(w->codes);
     qc_free(w->nested_codes);
@@ -273,7 +263,7 @@ static qc_status scratch_init(scratch *w, const measuring *m, qc_error *err)
 {
     size_t elems = (size_t)m->max_elems, blocks = elems / 32 + 1;
     memset(w, 0, sizeof *w);
-    QC_TRY(qc_st_cursor_create(&w->cursor, err));
+    QC_TRY(qc_weight_reader_open(&w->reader, m->model, err));
     QC_TRY(qc_realloc_array(&w->source, elems, (size_t)m->max_each, err));
     QC_TRY(qc_realloc_array(&w->codes, elems, 1, err));
     QC_TRY(qc_realloc_array(&w->nested_codes, blocks, 1, err));

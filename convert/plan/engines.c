@@ -26,7 +26,7 @@ const qc_engine_row qc_engine_rows[QC_ENGINES] = {
 
 /* ---- what there is in an output ---- */
 
-/* The names of weights of which each is the first of its kind, or NULL. */
+/* Names of weights, each the first of its kind or NULL, and sums. */
 typedef struct {
     const char *quantized;
     const char *int8_expert;  /* an expert, kept or not, where something is int8 */
@@ -48,6 +48,7 @@ typedef struct {
     const char *uneven_expert; /* another scheme than the layer's first expert has */
     const char *strange;       /* more than a scale for each row or group, as qconv writes it */
     const char *static_expert; /* its activations have a scale in the file */
+    uint64_t quantized_elems, expert_elems; /* the second are among the first */
 } finding;
 
 static void note(const char **at, const char *name)
@@ -117,17 +118,6 @@ static qc_status look_at_module(finding *f, const qc_served *s, uint32_t i, qc_e
     return QC_OK;
 }
 
-/* Looks at an expert of bitsandbytes; block is that of the layer's first. */
-static void look_at_expert(finding *f, const qc_served_weight *w, const qc_served_weight *first)
-{
-    if (w->scheme != QC_SCHEME_NF4)
-        return;
-    if (first->scheme == QC_SCHEME_NF4 && w->block_elems != first->block_elems)
-        note(&f->mixed_expert, w->name);
-    if (w->elems % w->block_elems != 0)
-        note(&f->cut_expert, w->name);
-}
-
 /* Looks at the experts, once it is known whether anything is NF4 or int8. */
 static void look_at_experts(finding *f, const qc_served *s, int has_nf4, int has_int8)
 {
@@ -149,7 +139,12 @@ static void look_at_experts(finding *f, const qc_served *s, int has_nf4, int has
             layer_len = stem;
             first = w;
         }
-        look_at_expert(f, w, first);
+        if (w->scheme == QC_SCHEME_NF4) { /* of bitsandbytes */
+            if (first->scheme == QC_SCHEME_NF4 && w->block_elems != first->block_elems)
+                note(&f->mixed_expert, w->name);
+            if (w->elems % w->block_elems != 0)
+                note(&f->cut_expert, w->name);
+        }
         if (f->integers && !are_alike(first, w))
             note(&f->uneven_expert, w->name);
         if (w->integers.bits && w->integers.static_activations)
@@ -211,6 +206,8 @@ static qc_status find(finding *f, const qc_served *s, qc_error *err)
         if (!is_quantized(w))
             continue;
         note(&f->quantized, w->name);
+        f->quantized_elems += w->elems;
+        f->expert_elems += w->is_stack || qc_expert_stem(w->name) > 0 ? w->elems : 0;
         if (qc_ends_with(w->name, "lm_head.weight"))
             note(&f->head, w->name);
         if (w->integers.bits)
@@ -226,20 +223,6 @@ static qc_status find(finding *f, const qc_served *s, qc_error *err)
     }
     look_at_experts(f, s, has_nf4, has_int8);
     return QC_OK;
-}
-
-/* Finds why transformers 5 does not load it, or sets NULL. */
-static qc_status find_not5(const char **out, const qc_served *s, qc_error *err)
-{
-    uint64_t experts = 0, all = 0;
-    for (uint32_t i = 0; i < s->model->tensor_count; i++) {
-        const qc_served_weight *w = &s->weights[i];
-        if (!is_quantized(w))
-            continue;
-        all += w->elems;
-        experts += w->is_stack || qc_expert_stem(w->name) > 0 ? w->elems : 0;
-    }
-    return qc_loaders_not5(out, s->arena, s->model_type, experts, all, err);
 }
 
 /* ---- what engines refuse ---- */
@@ -404,7 +387,8 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
     if (s->own_form) /* which is all that there is to say of others */
         f = (finding){.quantized = NULL};
     else
-        QC_TRY(find_not5(&not5, s, err));
+        QC_TRY(qc_loaders_not5(&not5, s->arena, s->model_type, f.expert_elems, f.quantized_elems,
+                               err));
     count += add_general(rows + count, s, &f);
     count += add_bitsandbytes(rows + count, s, &f);
     count += add_integers(rows + count, &f);
@@ -420,20 +404,6 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
         if (e == QC_ENGINE_TRANSFORMERS && not5)
             out->list[out->count++] = (qc_refusal){QC_ENGINE_TRANSFORMERS, not5};
     }
-    return QC_OK;
-}
-
-qc_status qc_engines_refuse(const qc_served *s, unsigned engines, const qc_call *call,
-                            qc_error *err)
-{
-    qc_refusals all;
-    QC_TRY(qc_engines_check(&all, s, engines, err));
-    for (unsigned i = 1; i < all.count; i++)
-        qc_console_warn(call, "--for %s: %s", qc_engine_rows[all.list[i].engine].name,
-                        all.list[i].sentence);
-    if (all.count > 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--for %s: %s", qc_engine_rows[all.list[0].engine].name,
-                all.list[0].sentence);
     return QC_OK;
 }
 
@@ -458,21 +428,8 @@ int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *w)
     return 1;
 }
 
-/* Sets what is quantized to: bitsandbytes' forms, or integers. */
-static void set_made(qc_served_weight *out, const qc_job *j)
-{
-    const qc_scheme_row *row = &qc_schemes[j->scheme];
-    out->scheme = j->scheme;
-    out->block_elems = row->by_rows ? 0 : j->block_elems;
-    if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
-        return;
-    out->scheme = QC_SCHEME_KEEP;
-    out->integers = (qc_served_integers){.bits = row->bits,
-                                         .packed = row->code_dtype == QC_DTYPE_I32,
-                                         .activation_bits = row->activation_bits};
-}
-
-qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *l, qc_error *err)
+static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *l,
+                                qc_error *err)
 {
     qc_served_weight *weights = NULL;
     const char *foreign = NULL;
@@ -486,8 +443,15 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
                                 .is_stack = j->stack && qc_scheme_is_quantized(j->scheme),
                                 .name = p->model->tensors[j->source].name,
                                 .elems = j->elems};
-        if (qc_scheme_is_quantized(j->scheme)) {
-            set_made(w, j);
+        const qc_scheme_row *row = &qc_schemes[j->scheme];
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS) {
+            w->block_elems = row->by_rows ? 0 : j->block_elems;
+            w->integers = (qc_served_integers){.bits = row->bits,
+                                               .packed = row->code_dtype == QC_DTYPE_I32,
+                                               .activation_bits = row->activation_bits};
+        } else if (qc_scheme_is_quantized(j->scheme)) {
+            w->scheme = j->scheme;
+            w->block_elems = row->by_rows ? 0 : j->block_elems;
         } else if (stored) {
             w->scheme = stored->stored_as;
             w->block_elems = stored->block_elems;
@@ -510,20 +474,29 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
     return QC_OK;
 }
 
-qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, qc_error *err)
+qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines, uint32_t ranks,
+                            int compressed, const qc_call *call, qc_error *err)
 {
     qc_served s;
     qc_refusals all = {0};
-    QC_TRY(qc_served_of_plan(&s, plan, l, err));
-    if (s.foreign && !s.own_form)
+    QC_TRY(qc_loaders_of(l, plan, err));
+    QC_TRY(served_of_plan(&s, plan, l, err));
+    s.ranks = ranks;
+    s.compressed = compressed;
+    l->qconv_load = l->plugin = !s.foreign || s.own_form;
+    if (l->plugin)
+        QC_TRY(qc_engines_check(&all, &s, OURS, err));
+    for (unsigned i = 0; i < all.count; i++)
+        *(all.list[i].engine == QC_ENGINE_LOAD ? &l->qconv_load : &l->plugin) = 0;
+    qc_loaders_warn(l, plan, call);
+    if (!engines)
         return QC_OK;
-    QC_TRY(qc_engines_check(&all, &s, OURS, err));
-    l->qconv_load = l->plugin = 1;
-    for (unsigned i = 0; i < all.count; i++) {
-        if (all.list[i].engine == QC_ENGINE_LOAD)
-            l->qconv_load = 0;
-        else
-            l->plugin = 0;
-    }
+    QC_TRY(qc_engines_check(&all, &s, engines, err));
+    for (unsigned i = 1; i < all.count; i++)
+        qc_console_warn(call, "--for %s: %s", qc_engine_rows[all.list[i].engine].name,
+                        all.list[i].sentence);
+    if (all.count > 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--for %s: %s", qc_engine_rows[all.list[0].engine].name,
+                all.list[0].sentence);
     return QC_OK;
 }

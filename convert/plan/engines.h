@@ -79,16 +79,16 @@ typedef struct {
 /* Sets what integers of compressed-tensors that are there already are to an engine. Returns 0 where
  * the weight is in another coding. */
 int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *coded);
-QC_NODISCARD qc_status qc_served_of_plan(qc_served *out, const qc_plan *plan, const qc_loaders *l,
+/* Finds who loads the output of a plan, fills in *l, and warns where not everybody does. Then it
+ * asks the engines of --for (bit e for engine e): QC_ERR_USAGE with the first refusal, after a
+ * warning for each of the others. ranks: the cards of --tp, or 0. compressed: will the shards be
+ * .zst files? */
+QC_NODISCARD qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines,
+                                         uint32_t ranks, int compressed, const qc_call *call,
                                          qc_error *err);
-/* Sets what of qconv's own programs loads the output of a plan: l->qconv_load and l->plugin. */
-QC_NODISCARD qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, qc_error *err);
 /* Lists what the engines (bit e for engine e) refuse. Nothing: they load it. QC_ERR_UNSUPPORTED
  * where weights are in a form that another tool packed and no row speaks of. */
 QC_NODISCARD qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines,
                                         qc_error *err);
-/* QC_ERR_USAGE with the first refusal of a plan, after a warning for each of the others. */
-QC_NODISCARD qc_status qc_engines_refuse(const qc_served *s, unsigned engines, const qc_call *call,
-                                         qc_error *err);
 
 #endif

@@ -15,22 +15,6 @@ static const qc_loader_row plain = {"plain", 1, 1, NULL};
 static const qc_loader_row stored = {"stored", 1, 1, "what MODEL needs"};
 static const qc_loader_row own = {"own", 0, 0, NULL};
 
-static qc_loader_row quantized(qc_scheme scheme)
-{
-    return (qc_loader_row){qc_scheme_name(scheme), 1, 1, qc_format_name(qc_schemes[scheme].format)};
-}
-
-static qc_loader_row row_of(const qc_plan *p)
-{
-    if (p->own_form)
-        return own;
-    for (uint32_t i = 0; i < p->job_count; i++) {
-        if (qc_scheme_is_quantized(p->jobs[i].scheme))
-            return quantized(p->jobs[i].scheme);
-    }
-    return p->recipe->keeps_coded ? stored : plain;
-}
-
 static int is_stored(const qc_loader_row *row)
 {
     return strcmp(row->form, stored.form) == 0;
@@ -91,10 +75,8 @@ static qc_status find_not5(qc_loaders *out, const qc_plan *p, qc_error *err)
     out->row.transformers5 = !out->not5;
     if (stacked || (is_llama4(p->recipe->model_type) && all > 0))
         out->row.transformers4 = 0;
-    if (is_llama4(p->recipe->model_type))
-        out->import_qconv = 0;
-    else
-        out->import_qconv = experts > 0 && !is_compressed_tensors(out);
+    out->import_qconv =
+        !is_llama4(p->recipe->model_type) && experts > 0 && !is_compressed_tensors(out);
     return QC_OK;
 }
 
@@ -169,22 +151,24 @@ static const char *class_of(const qc_json_node *config)
     return is_identifier(name) && !qc_json_get(config, "auto_map") ? name : "AutoModel";
 }
 
-static int all_on_gpus(const qc_plan *p)
-{
-    for (uint32_t i = 0; i < p->device_count; i++)
-        if (strncmp(p->device_names[i], "cuda:", 5) != 0)
-            return 0;
-    return p->device_names != NULL;
-}
-
 qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
 {
     const qc_json_node *config = p->model->config ? qc_json_root(p->model->config) : NULL;
     memset(out, 0, sizeof *out);
-    out->row = row_of(p);
+    out->row = p->own_form ? own : p->recipe->keeps_coded ? stored : plain;
+    for (uint32_t i = 0; !p->own_form && i < p->job_count; i++) {
+        const qc_scheme scheme = p->jobs[i].scheme;
+        if (!qc_scheme_is_quantized(scheme))
+            continue;
+        out->row = (qc_loader_row){qc_scheme_name(scheme), 1, 1,
+                                   qc_format_name(qc_schemes[scheme].format)};
+        break;
+    }
     out->has_config = config != NULL;
     out->compressed = p->options->compress;
-    out->placed = all_on_gpus(p);
+    out->placed = p->device_names != NULL;
+    for (uint32_t i = 0; i < p->device_count; i++)
+        out->placed &= strncmp(p->device_names[i], "cuda:", 5) == 0;
     out->remote_code = config && qc_json_get(config, "auto_map") != NULL;
     const char *class_name = qc_diffusers_class(p->model);
     out->library = class_name ? "diffusers" : "transformers";

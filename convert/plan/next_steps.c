@@ -20,14 +20,6 @@ static int is_shown(const char *s, size_t *bytes)
     return !qc_text_is_control(c);
 }
 
-static int all_shown(const char *s)
-{
-    for (size_t n = 0; *s; s += n)
-        if (!is_shown(s, &n))
-            return 0;
-    return 1;
-}
-
 static void shell_word(qc_strbuf *text, const char *path)
 {
     static const char plain[] =
@@ -39,7 +31,9 @@ static void shell_word(qc_strbuf *text, const char *path)
         return;
     }
     /* We write $'...' where a byte has to be spelled, and '...' elsewhere. */
-    int spelled = !all_shown(path);
+    int spelled = 0;
+    for (size_t n = 0, at = 0; path[at]; at += n)
+        spelled |= !is_shown(path + at, &n);
     qc_strbuf_puts(text, spelled ? "$'" : "'");
     for (size_t n = 0; *path; path += n) {
         if (!is_shown(path, &n)) {
