@@ -87,21 +87,17 @@ static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir 
 
 static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_error *err)
 {
-    qc_strbuf names;
+    const char *names = "";
     if (m->placement.device_count == 0)
         QC_FAIL(
             err, QC_ERR_DEVICE,
             "%s: it was made without --vram, so there is no device '%s' in it; leave --device out",
             o->model, o->device);
-    qc_strbuf_init(&names, SIZE_MAX / 2);
-    qc_status st = QC_OK;
-    for (size_t i = 0; st == QC_OK && i < m->placement.device_count; i++)
-        st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", m->placement.devices[i].name);
-    if (st == QC_OK)
-        st = QC_ERROR(err, QC_ERR_DEVICE, "%s: there is no device '%s' in it, only %s", o->model,
-                      o->device, names.data);
-    qc_strbuf_deinit(&names);
-    return st;
+    for (size_t i = 0; i < m->placement.device_count; i++)
+        QC_TRY(qc_arena_printf(o->call.arena, &names, err, "%s%s%s", names, i ? ", " : "",
+                               m->placement.devices[i].name));
+    QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device '%s' in it, only %s", o->model, o->device,
+            names);
 }
 
 /* Leaves in m only what lies on one device. Shards and tensors are in the order of devices. */

@@ -11,6 +11,7 @@
 #include "convert/validate/validate_gpu.h"
 #include "convert/validate/validate_report.h"
 #include "convert/validate/validate_times.h"
+#include "convert/verify/against.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>
@@ -34,42 +35,6 @@ typedef struct {
     qc_validate_report report;
 } validation;
 
-static qc_status check_targets(const qc_options *o, qc_error *err)
-{
-    const char *save = o->validate.save_baseline;
-    QC_TRY(qc_target_file_check("--save-baseline", save, err));
-    /* The weights of a model have the names and widths of activations. */
-    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against", o->against,
-                                  err));
-    /* Otherwise errors that fail against the baseline would become the next run's baseline. */
-    return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
-}
-
-/* This comes after opening, because only then it is known which files there are. */
-static qc_status check_sources(const validation *v, qc_error *err)
-{
-    const qc_checkpoint *read[] = {v->output, v->model, v->input.file};
-    for (size_t i = 0; i < sizeof read / sizeof *read && read[i]; i++) {
-        QC_TRY(
-            qc_target_file_spares("--save-baseline", v->o->validate.save_baseline, read[i], err));
-    }
-    return QC_OK;
-}
-
-static qc_status load_manifest(validation *v, qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    if (!v->output->is_dir)
-        return QC_OK;
-    QC_TRY(qc_path_join(&v->arena, &path, v->o->model, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind == QC_PATH_MISSING)
-        return QC_OK;
-    v->has_manifest = 1;
-    return qc_manifest_load(&v->manifest, &v->arena, v->o->model, err);
-}
-
 static qc_status open_all(validation *v, qc_error *err)
 {
     const qc_options *o = v->o;
@@ -79,7 +44,7 @@ static qc_status open_all(validation *v, qc_error *err)
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_read(&v->baseline, &v->arena, o->validate.baseline, err));
     QC_TRY(qc_checkpoint_open(&v->output, o->model, err));
-    QC_TRY(load_manifest(v, err));
+    QC_TRY(qc_against_manifest(&v->manifest, &v->has_manifest, &v->arena, o->model, err));
     QC_TRY(qc_checkpoint_open(&v->model, o->against, err));
     QC_TRY(qc_experts_are_stacked(v->output) ? qc_experts_join(v->model, err)
                                              : qc_experts_split(v->model, 0, err));
@@ -99,21 +64,19 @@ static qc_status open_all(validation *v, qc_error *err)
     QC_TRY(qc_cpu_matmul_create(&v->tools.products, v->tools.threads, err));
     QC_TRY(qc_validate_input_open(&v->input, o->validate.activations, o->products.seed,
                                   v->tools.ops, err));
-    QC_TRY(check_sources(v, err));
-    return qc_st_cursor_create(&v->cursor, err);
-}
-
-/* The CPU's times are taken where no GPU's are. */
-static qc_status open_timer(validation *v, qc_error *err)
-{
-    const qc_product_options *o = &v->o->products;
-    uint64_t bytes = 0;
+    /* Only now it is known which files there are. */
+    const qc_checkpoint *read[] = {v->output, v->model, v->input.file};
+    for (size_t i = 0; i < sizeof read / sizeof *read && read[i]; i++)
+        QC_TRY(qc_target_file_spares("--save-baseline", o->validate.save_baseline, read[i], err));
+    QC_TRY(qc_st_cursor_create(&v->cursor, err));
     if (v->gpu.on)
         return QC_OK;
+    /* The CPU's times are taken where no GPU's are. */
+    uint64_t bytes = 0;
     for (size_t i = 0; i < v->pairs.count; i++)
         bytes = qc_sat_add(bytes, v->pairs.pairs[i].bytes);
-    return qc_validate_timer_open(&v->timer, v->tools.products, o->m, o->m_count, bytes, &v->arena,
-                                  err);
+    return qc_validate_timer_open(&v->timer, v->tools.products, o->products.m, o->products.m_count,
+                                  bytes, &v->arena, err);
 }
 
 /* Why a pair cannot be measured, or NULL. */
@@ -130,7 +93,7 @@ static const char *why_not(const validation *v, const qc_validate_pair *p)
 
 /* Chooses the pairs that are measured: all, or as many as --sample says, which are the middles of
  * as many equal shares. */
-static qc_status choose(validation *v, qc_error *err)
+static qc_status choose_pairs(validation *v, qc_error *err)
 {
     qc_validate_report *r = &v->report;
     size_t rank = 0;
@@ -204,7 +167,7 @@ static qc_status measure_all(validation *v, qc_error *err)
 
 /* ---- what is said --------------------------------------------------------------------------- */
 
-static qc_status answer(validation *v, qc_error *err)
+static qc_status print_report(validation *v, qc_error *err)
 {
     const qc_options *o = v->o;
     qc_strbuf out;
@@ -244,13 +207,18 @@ static qc_status verdict(const validation *v, qc_error *err)
             r->failure_count, names);
 }
 
-static qc_status run(validation *v, qc_error *err)
+static qc_status validate(validation *v, qc_error *err)
 {
     const qc_options *o = v->o;
     uint64_t started = qc_clock_ns();
-    QC_TRY(check_targets(o, err));
+    QC_TRY(qc_target_file_check("--save-baseline", o->validate.save_baseline, err));
+    /* The weights of a model have the names and widths of activations. */
+    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against", o->against,
+                                  err));
+    /* Otherwise errors that fail against the baseline would become the next run's baseline. */
+    QC_TRY(qc_target_file_differs("--save-baseline", o->validate.save_baseline, "--baseline",
+                                  o->validate.baseline, err));
     QC_TRY(open_all(v, err));
-    QC_TRY(open_timer(v, err));
     v->report = (qc_validate_report){.out = o->model,
                                      .model = o->against,
                                      .activations = o->validate.activations,
@@ -269,7 +237,7 @@ static qc_status run(validation *v, qc_error *err)
                                      .tolerance = o->validate.tolerance};
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_fits(&v->baseline, &v->report, err));
-    QC_TRY(choose(v, err));
+    QC_TRY(choose_pairs(v, err));
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_cover(&v->baseline, &v->report, err));
     QC_TRY(measure_all(v, err));
@@ -277,7 +245,7 @@ static qc_status run(validation *v, qc_error *err)
     QC_TRY(qc_validate_judge(&v->report, &v->pairs, o->validate.baseline ? &v->baseline : NULL,
                              &v->arena, err));
     v->report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
-    QC_TRY(answer(v, err));
+    QC_TRY(print_report(v, err));
     return verdict(v, err);
 }
 
@@ -287,7 +255,7 @@ qc_status qc_cmd_validate(const qc_options *o, qc_error *err)
     memset(&v, 0, sizeof v);
     v.o = o;
     qc_arena_init(&v.arena);
-    qc_status st = run(&v, err);
+    qc_status st = validate(&v, err);
     qc_validate_timer_close(&v.timer);
     qc_cpu_matmul_destroy(v.tools.products);
     qc_st_cursor_destroy(v.cursor);

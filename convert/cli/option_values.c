@@ -34,6 +34,14 @@ void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_byte
     }
 }
 
+int qc_option_choice(const qc_option_row *row, const char *text)
+{
+    for (int i = 0; row->choices[i]; i++)
+        if (qc_same_word(text, row->choices[i]))
+            return i;
+    return -1;
+}
+
 /* ---- reading ---- */
 
 /* Reads a whole number in decimal digits; max is at most 10^18. digits is where in text it stands:
@@ -71,12 +79,10 @@ static qc_status read_choice(const qc_option_row *row, const char *text, unsigne
                              qc_error *err)
 {
     char choices[QC_SPELLED_BYTES], typed[64];
-    for (unsigned i = 0; row->choices[i]; i++) {
-        if (qc_same_word(text, row->choices[i])) {
-            *out = i;
-            return QC_OK;
-        }
-    }
+    const int found = qc_option_choice(row, text);
+    *out = found >= 0 ? (unsigned)found : 0;
+    if (found >= 0)
+        return QC_OK;
     const char *meant = qc_mistaken_choice(row, text);
     qc_option_list_choices(row, choices, sizeof choices);
     (void)snprintf(typed, sizeof typed, "--%s %s", row->name, text);

@@ -8,6 +8,9 @@
 /* Writes "nf4, int8, fp16 or bf16", cut where out is too small. */
 void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_bytes);
 
+/* Returns the index of the choice that text is, or -1. */
+int qc_option_choice(const qc_option_row *row, const char *text);
+
 /* The setters of the table's rows (qc_option_setter). Each line says what is stored in the row's
  * member. */
 #define QC_SETTER(name)                                                                            \

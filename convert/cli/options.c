@@ -60,14 +60,6 @@ static const qc_option_row *row_for(const qc_option_row *row, qc_command command
     return row;
 }
 
-static const qc_option_row *row_lettered(char letter)
-{
-    for (const qc_option_row *r = qc_option_table; r->name; r++)
-        if (r->letter == letter)
-            return r;
-    return NULL;
-}
-
 /* Takes one long option at argv[i], and returns how many further arguments it took. */
 static int split_long(parse *p, int argc, char **argv, int i)
 {
@@ -98,10 +90,12 @@ static void split_letters(parse *p, const char *arg)
 {
     for (const char *c = arg + 1; *c; c++) {
         item *it = &p->items[p->item_count++];
-        it->row = row_lettered(*c);
         it->name = arg;
         it->name_len = (int)strlen(arg);
-        if (!it->row) {
+        for (it->row = qc_option_table; it->row->name && it->row->letter != *c;)
+            it->row++;
+        if (!it->row->name) {
+            it->row = NULL;
             it->state = ITEM_UNKNOWN;
             return;
         }
@@ -147,19 +141,6 @@ static int was_given(const parse *p, const char *name)
 }
 
 /* ---- choose ---- */
-
-/* Refuses a dash that a web page or a word processor made of "--". */
-static qc_status check_dashes(const parse *p, qc_error *err)
-{
-    static const char *const dashes[] = {"\xe2\x80\x93", "\xe2\x80\x94", "\xe2\x88\x92"};
-    for (size_t w = 0; w < p->words_before_dashes; w++)
-        for (size_t i = 0; i < sizeof dashes / sizeof *dashes; i++)
-            if (strncmp(p->words[w], dashes[i], 3) == 0)
-                QC_FAIL(err, QC_ERR_USAGE,
-                        "'%s' begins with a dash that is not '-'; did you mean --%s?", p->words[w],
-                        p->words[w] + 3);
-    return QC_OK;
-}
 
 static int exists(const char *path)
 {
@@ -208,8 +189,15 @@ static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 
 static qc_status choose_command(parse *p, qc_options *o, qc_error *err)
 {
+    /* A web page or a word processor makes these of "--". */
+    static const char *const dashes[] = {"\xe2\x80\x93", "\xe2\x80\x94", "\xe2\x88\x92"};
     o->command = QC_CMD_CONVERT;
-    QC_TRY(check_dashes(p, err));
+    for (size_t w = 0; w < p->words_before_dashes; w++)
+        for (size_t i = 0; i < sizeof dashes / sizeof *dashes; i++)
+            if (strncmp(p->words[w], dashes[i], 3) == 0)
+                QC_FAIL(err, QC_ERR_USAGE,
+                        "'%s' begins with a dash that is not '-'; did you mean --%s?", p->words[w],
+                        p->words[w] + 3);
     const qc_command_row *named =
         p->words_before_dashes > 0 ? qc_command_row_named(p->words[0]) : NULL;
     if (named) {
@@ -451,14 +439,6 @@ static qc_status add_implied(parse *p, qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-static int is_choice(const qc_option_row *row, const char *word)
-{
-    for (unsigned i = 0; row->choices[i]; i++)
-        if (qc_same_word(word, row->choices[i]))
-            return 1;
-    return 0;
-}
-
 /* The value may stand where it is none, as a word or behind another option: "--quantize nf4". */
 static qc_status check_required(const parse *p, qc_command command, qc_error *err)
 {
@@ -470,11 +450,11 @@ static qc_status check_required(const parse *p, qc_command command, qc_error *er
         QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; expected --%s with %s", r->name, r->name,
                 r->missing);
     for (const item *it = p->items; it < p->items + p->item_count; it++)
-        if (!it->row->choices && it->value && is_choice(r, it->value))
+        if (!it->row->choices && it->value && qc_option_choice(r, it->value) >= 0)
             QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; did you mean --%s %s instead of --%s %s?",
                     r->name, r->name, it->value, it->row->name, it->value);
     for (size_t i = 0; i < p->word_count; i++)
-        if (is_choice(r, p->words[i]) && !exists(p->words[i]))
+        if (qc_option_choice(r, p->words[i]) >= 0 && !exists(p->words[i]))
             QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; did you mean --%s %s?", r->name, r->name,
                     p->words[i]);
     qc_option_list_choices(r, choices, sizeof choices);
@@ -483,21 +463,10 @@ static qc_status check_required(const parse *p, qc_command command, qc_error *er
 
 /* ---- words ---- */
 
-/* Refuses "out.safetensors", which was meant as a file: what is written is a folder. */
-static qc_status check_folder_name(const char *path, const char *name, qc_error *err)
-{
-    static const char *const endings[] = {".safetensors", ".zst", ".bin", ".gguf",
-                                          ".pt",          ".pth", ".json"};
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (qc_ends_with(path, endings[i]) && !exists(path))
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "%s: %s is a folder, and this is the name of a file; did you mean '%.*s'?",
-                    path, name, (int)(strlen(path) - strlen(endings[i])), path);
-    return QC_OK;
-}
-
 static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
 {
+    static const char *const files[] = {".safetensors", ".zst", ".bin", ".gguf",
+                                        ".pt",          ".pth", ".json"};
     const qc_command_row *c = qc_command_row_of(o->command);
     char usage[QC_USAGE_BYTES];
     int out_spared = 0;
@@ -516,7 +485,12 @@ static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
                 p->words[c->place_count], usage);
     o->model = p->word_count > 0 ? p->words[0] : NULL;
     o->out = p->word_count > 1 ? p->words[1] : NULL;
-    return o->out ? check_folder_name(o->out, c->places[1].name, err) : QC_OK;
+    for (size_t i = 0; o->out && i < sizeof files / sizeof *files; i++)
+        if (qc_ends_with(o->out, files[i]) && !exists(o->out))
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s: %s is a folder, and this is the name of a file; did you mean '%.*s'?",
+                    o->out, c->places[1].name, (int)(strlen(o->out) - strlen(files[i])), o->out);
+    return QC_OK;
 }
 
 static qc_status place_topic(qc_options *o, qc_error *err)

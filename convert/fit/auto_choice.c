@@ -64,7 +64,7 @@ typedef struct {
     uint64_t *fixed;         /* per segment: bytes of what is not chosen, in the same way */
     uint64_t *fixed_largest; /* per segment: elements of the largest quantized weight in that */
     unsigned *chosen;        /* per item */
-    uint64_t *scale_bytes;   /* per tensor: bytes that lie beside it while it is coded */
+    uint64_t *scale_bytes;   /* per tensor: scales that are written if it is kept coded */
 } chooser;
 
 /* ---- groups ---- */
@@ -188,23 +188,6 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
     if (c->options->recipe.rest == QC_REST_FP16)
         return QC_DTYPE_F16;
     return coded_of(c, tensor) ? coded_of(c, tensor)->dtype : qc_checkpoint_dtype(t);
-}
-
-/* Adds up the scales that are written if their weight is kept. */
-static qc_status sum_scales(chooser *c, qc_error *err)
-{
-    QC_TRY(qc_arena_array(c->scratch, &c->scale_bytes, c->model->tensor_count, err));
-    for (size_t i = 0; i < c->model->tensor_count; i++) {
-        uint32_t owner = c->recipe->entries[i].owner;
-        if (owner != UINT32_MAX)
-            c->scale_bytes[owner] += c->model->tensors[i].bytes;
-    }
-    return QC_OK;
-}
-
-static int is_stack(const chooser *c, uint32_t tensor)
-{
-    return coded_of(c, tensor) && coded_of(c, tensor)->coding == QC_CODING_MXFP4;
 }
 
 static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme scheme,
@@ -437,21 +420,6 @@ static void drop_items(chooser *c, uint32_t *now)
     }
 }
 
-/* Sets the candidates that remain, and makes the items of the solver. */
-static qc_status make_items(chooser *c, qc_error *err)
-{
-    uint32_t groups = c->out->group_count, *now = NULL;
-    QC_TRY(qc_arena_array(c->scratch, &c->items, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->item_of, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->modules, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->chosen, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &now, groups, err));
-    for (uint32_t g = 0; g < groups; g++)
-        add_to_item(c, g);
-    drop_items(c, now);
-    return QC_OK;
-}
-
 /* ---- devices ---- */
 
 /* Adds up what the segments take beside the weights whose schemes are chosen. */
@@ -510,13 +478,6 @@ static qc_status sum_shares(chooser *c, qc_error *err)
     return QC_OK;
 }
 
-static qc_status find_room(chooser *c, qc_error *err)
-{
-    QC_TRY(qc_arena_array(c->scratch, &c->room, c->out->group_count, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
-    return c->ranks > 0 ? sum_shares(c, err) : sum_fixed(c, err);
-}
-
 /* Fits a choice for every group on the devices that are filled. */
 static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
 {
@@ -533,8 +494,9 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         uint32_t s = c->segments->of_tensor[tensor];
         bytes[s] += c->room[g][group->chosen];
         /* A stack is dequantized expert by expert, whether its form is its own or not. */
-        int stack = c->ranks == 0 && is_stack(c, tensor);
-        uint64_t elems = group->elems / group->weights / (stack ? coded_of(c, tensor)->dims[0] : 1);
+        const qc_coded_weight *coded = coded_of(c, tensor);
+        int stack = c->ranks == 0 && coded && coded->coding == QC_CODING_MXFP4;
+        uint64_t elems = group->elems / group->weights / (stack ? coded->dims[0] : 1);
         if (group->chosen != QC_CANDIDATE_16BIT || stack)
             largest[s] =
                 qc_max_u64(largest[s], qc_plugin_elems(c->model->tensors[tensor].name, elems,
@@ -744,8 +706,14 @@ static void take_measured(chooser *c, const qc_auto_result *before)
 
 static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *err)
 {
+    uint32_t *now = NULL;
     QC_TRY(find_groups(c, err));
-    QC_TRY(sum_scales(c, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->scale_bytes, c->model->tensor_count, err));
+    for (size_t i = 0; i < c->model->tensor_count; i++) {
+        uint32_t owner = c->recipe->entries[i].owner;
+        if (owner != UINT32_MAX)
+            c->scale_bytes[owner] += c->model->tensors[i].bytes;
+    }
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         size_group(c, g);
         if (!subject->has_weights)
@@ -757,8 +725,18 @@ static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *er
         QC_TRY(measure_groups(c, err));
     if (subject->weigh)
         QC_TRY(weigh_groups(c, subject->weigh, err));
-    QC_TRY(find_room(c, err));
-    QC_TRY(make_items(c, err));
+    const uint32_t groups = c->out->group_count;
+    QC_TRY(qc_arena_array(c->scratch, &c->room, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
+    QC_TRY(c->ranks > 0 ? sum_shares(c, err) : sum_fixed(c, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->items, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->item_of, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->modules, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->chosen, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &now, groups, err));
+    for (uint32_t g = 0; g < groups; g++)
+        add_to_item(c, g);
+    drop_items(c, now);
     QC_TRY(solve(c, err));
     apply(c);
     QC_TRY(note_spilling(c, err));

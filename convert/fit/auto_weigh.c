@@ -42,23 +42,17 @@ static uint32_t answer(qc_auto_result *r, const qc_auto_weights *w,
     return without;
 }
 
-static qc_status find_jobs(const qc_auto_result *r, const qc_auto_weights *w, qc_error *err)
-{
-    uint32_t *job_of = NULL;
-    QC_TRY(qc_calloc(&job_of, w->plan->model->tensor_count, sizeof *job_of, err));
-    for (uint32_t j = 0; j < w->plan->job_count; j++)
-        job_of[w->plan->jobs[j].source] = j;
-    for (uint32_t i = 0; i < w->first[r->group_count]; i++)
-        w->tensors[i] = job_of[w->tensors[i]];
-    qc_free(job_of);
-    return QC_OK;
-}
-
 qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w, qc_auto_weigh weigh,
                                qc_error *err)
 {
     double(*costs)[QC_CANDIDATES] = NULL;
-    QC_TRY(find_jobs(out, w, err));
+    uint32_t *job_of = NULL;
+    QC_TRY(qc_calloc(&job_of, w->plan->model->tensor_count, sizeof *job_of, err));
+    for (uint32_t j = 0; j < w->plan->job_count; j++)
+        job_of[w->plan->jobs[j].source] = j;
+    for (uint32_t i = 0; i < w->first[out->group_count]; i++)
+        w->tensors[i] = job_of[w->tensors[i]];
+    qc_free(job_of);
     QC_TRY(qc_calloc(&costs, w->plan->job_count, sizeof *costs, err));
     ask(out, w, costs);
     qc_status st = weigh(costs, w->plan, out->rows, err);

@@ -16,7 +16,6 @@
 #define QUOTED_MOST 80 /* bytes of a term in a message */
 /* A size has only these characters. Text with any other is a list, or a card that was misread. */
 #define SIZE_LETTERS "0123456789.KMGTBkmgtbIi"
-/* There is room for "2xNAME+" for every device and both tiers. */
 
 /* One term without the blanks around it. */
 typedef struct {
@@ -275,17 +274,6 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     return QC_OK;
 }
 
-static qc_status add_term(parser *p, span t, qc_error *err)
-{
-    qc_status st = QC_OK;
-    if (t.len == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS ", found nothing",
-                QUOTED_MOST, p->budget->text);
-    if (try_word(p, t, &st, err))
-        return st;
-    return add_cards(p, t, err);
-}
-
 qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_error *err)
 {
     memset(out, 0, sizeof *out);
@@ -296,7 +284,14 @@ qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_
     out->devices = devices;
     for (const char *s = out->text;; s++) {
         const char *end = s + strcspn(s, "+,");
-        QC_TRY(add_term(&p, trimmed(s, end), err));
+        const span t = trimmed(s, end);
+        qc_status st = QC_OK;
+        if (t.len == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS ", found nothing",
+                    QUOTED_MOST, out->text);
+        if (!try_word(&p, t, &st, err))
+            st = add_cards(&p, t, err);
+        QC_TRY(st);
         s = end;
         if (*s == '\0')
             break;

@@ -23,14 +23,6 @@ static int compare_rows(const void *pa, const void *pb)
  * The map has both names: each version takes its own and passes over the other. */
 static const char old_text[] = "language_model.model.", old_head[] = "language_model.lm_head";
 
-static int has_old_names(const map_row *rows, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strncmp(rows[i].module, old_text, sizeof old_text - 1) == 0)
-            return 1;
-    return 0;
-}
-
 static qc_status new_name(const char **out, qc_arena *arena, const char *old, qc_error *err)
 {
     if (strncmp(old, old_text, sizeof old_text - 1) == 0)
@@ -41,15 +33,6 @@ static qc_status new_name(const char **out, qc_arena *arena, const char *old, qc
         return QC_OK;
     }
     return qc_arena_printf(arena, out, err, "model.%s", old);
-}
-
-static void put_row(qc_json_writer *w, const map_row *row, const qc_device *devices)
-{
-    const qc_tier tier = devices[row->device].tier;
-    if (tier == QC_TIER_GPU)
-        qc_json_put_u64(w, row->module, row->device); /* GPUs are the first ones of a budget */
-    else
-        qc_json_put_text(w, row->module, tier == QC_TIER_CPU ? "cpu" : "disk");
 }
 
 qc_status qc_device_map_put(qc_json_writer *w, const char *key, qc_arena *arena, const qc_fit *fit,
@@ -65,7 +48,10 @@ qc_status qc_device_map_put(qc_json_writer *w, const char *key, qc_arena *arena,
     for (uint32_t i = 0; i < s->count; i++)
         for (uint32_t m = 0; m < s->segments[i].module_count; m++)
             rows[count++] = (map_row){s->segments[i].modules[m], fit->device_of[i]};
-    if (has_old_names(rows, count)) {
+    int has_old = 0;
+    for (size_t i = 0; i < count; i++)
+        has_old |= strncmp(rows[i].module, old_text, sizeof old_text - 1) == 0;
+    if (has_old) {
         for (size_t i = 0; i < count; i++) {
             rows[count + i].device = rows[i].device;
             QC_TRY(new_name(&rows[count + i].module, arena, rows[i].module, err));
@@ -78,7 +64,11 @@ qc_status qc_device_map_put(qc_json_writer *w, const char *key, qc_arena *arena,
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && strcmp(rows[i - 1].module, rows[i].module) == 0)
             QC_FAIL(err, QC_ERR_INTERNAL, "the module '%s' lies in two segments", rows[i].module);
-        put_row(w, &rows[i], fit->budget->devices);
+        const qc_tier tier = fit->budget->devices[rows[i].device].tier;
+        if (tier == QC_TIER_GPU) /* GPUs are the first ones of a budget */
+            qc_json_put_u64(w, rows[i].module, rows[i].device);
+        else
+            qc_json_put_text(w, rows[i].module, tier == QC_TIER_CPU ? "cpu" : "disk");
     }
     qc_json_end(w);
     return QC_OK;

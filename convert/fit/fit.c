@@ -72,14 +72,6 @@ static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, u
     return qc_sat_add(qc_sat_mul(qc_sat_add(qc_sat_mul(2, q), kv), tokens), expanded);
 }
 
-/* Counts what a layer needs beside the buffers of attention or MLP, in elements of 2 bytes a token:
- * the embeddings, the layer's input, the residual and its normed copy; the rotary sines and
- * cosines; and ids, positions and mask of 8 bytes each. Measured: docs/theory/sizes.md. */
-static uint64_t layer_elems(const qc_geometry *g)
-{
-    return qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));
-}
-
 int qc_fit_has_cross(const qc_geometry *g)
 {
     for (uint32_t i = 0; i < g->layer_count; i++)
@@ -101,7 +93,7 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
     uint64_t positions = qc_sat_mul(qc_sat_mul(g->media_positions, o->images), o->batch);
     uint64_t weight = qc_sat_mul(ACTIVATION_BYTES, largest_weight);
     uint64_t hidden = qc_sat_mul(qc_sat_mul(ACTIVATION_BYTES, g->hidden), tokens);
-    uint64_t inner = 0;
+    uint64_t inner = 0, beside = 0;
     switch (kind) {
     case QC_SEGMENT_EMBEDDING:
         return qc_sat_add(hidden, weight);
@@ -113,7 +105,11 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
                            qc_sat_mul(qc_sat_mul(3, g->intermediate), tokens));
         if (has_cross)
             inner = qc_sat_add(inner, qc_sat_mul(g->hidden, positions));
-        inner = qc_sat_add(inner, qc_sat_mul(layer_elems(g), tokens));
+        /* Beside the buffers of attention or MLP, in elements of 2 bytes a token: the embeddings,
+         * the layer's input, the residual and its normed copy; the rotary sines and cosines; and
+         * ids, positions and mask of 8 bytes each. Measured: docs/theory/sizes.md. */
+        beside = qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));
+        inner = qc_sat_add(inner, qc_sat_mul(beside, tokens));
         return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
     case QC_SEGMENT_EXTRA:
         return 0; /* ordinary decoding does not run it */
@@ -381,20 +377,6 @@ static void fill_segments(work *w, const uint64_t *segment_bytes, const uint64_t
     f->kv_bytes_per_token = qc_kv_bytes_per_token(f->geometry, &use);
 }
 
-static void fill_devices(work *w)
-{
-    qc_fit *f = w->fit;
-    w->compute_count = f->budget->gpu_count > 0 ? f->budget->gpu_count : 1;
-    for (uint32_t d = 0; d < f->budget->count; d++) {
-        const qc_device *device = &f->budget->devices[d];
-        f->devices[d].device = device;
-        f->devices[d].budget_bytes = qc_fit_budget_bytes(device->total_bytes, w->o->margin);
-        w->room[d] = f->devices[d].budget_bytes;
-        if (device->tier == QC_TIER_GPU)
-            w->room[d] = qc_sat_sub(w->room[d], w->o->cuda_context_bytes);
-    }
-}
-
 static void add_segment(work *w, uint32_t i, uint32_t device)
 {
     qc_fit *f = w->fit;
@@ -523,7 +505,15 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
     work w = {.fit = out, .o = o, .arena = arena};
     QC_TRY(make_arrays(&w, err));
     fill_segments(&w, load->segment_bytes, load->largest_weight);
-    fill_devices(&w);
+    w.compute_count = o->vram.gpu_count > 0 ? o->vram.gpu_count : 1;
+    for (uint32_t d = 0; d < o->vram.count; d++) {
+        const qc_device *device = &o->vram.devices[d];
+        out->devices[d].device = device;
+        out->devices[d].budget_bytes = qc_fit_budget_bytes(device->total_bytes, o->margin);
+        w.room[d] = out->devices[d].budget_bytes;
+        if (device->tier == QC_TIER_GPU)
+            w.room[d] = qc_sat_sub(w.room[d], o->cuda_context_bytes);
+    }
     out->ranks = qc_tp_ranks(o);
     if (out->ranks > 0) {
         add_up(&w, 0);

@@ -22,30 +22,17 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     if (e->role == QC_ROLE_STATE || qc_ends_with(t->name, "inv_freq") ||
         qc_ends_with(t->name, "position_ids"))
         return 0;
-    uint64_t elems = 1;
-    if (e->stored) {
-        for (unsigned i = 0; i < e->stored->ndim; i++)
-            elems *= e->stored->dims[i]; /* The recipe has checked the shape. */
-        return elems;
-    }
-    if (e->coded) {
-        for (unsigned i = 0; i < e->coded->ndim; i++)
-            elems *= e->coded->dims[i]; /* checked, too */
-        return elems;
-    }
-    if (e->role == QC_ROLE_PACKED && t->dtype == QC_DTYPE_U8)
+    const int decoded = e->stored || e->coded;
+    if (!decoded && e->role == QC_ROLE_PACKED && t->dtype == QC_DTYPE_U8)
         return t->bytes * 2; /* codes of e2m1 without scales beside them */
-    if (qc_dtype_is_integer(t->dtype))
+    if (!decoded && qc_dtype_is_integer(t->dtype))
         return 0;
-    for (unsigned i = 0; i < t->ndim; i++)
-        elems *= t->dims[i];
+    const unsigned ndim = e->stored ? e->stored->ndim : e->coded ? e->coded->ndim : t->ndim;
+    const uint64_t *dims = e->stored ? e->stored->dims : e->coded ? e->coded->dims : t->dims;
+    uint64_t elems = 1;
+    for (unsigned i = 0; i < ndim; i++)
+        elems *= dims[i]; /* The recipe has checked the shape. */
     return elems;
-}
-
-/* Returns the block size of a scheme that has a default for it; otherwise 0. */
-static uint32_t shown_block(const qc_job *j)
-{
-    return qc_schemes[j->scheme].default_block ? j->block_elems : 0;
 }
 
 qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err)
@@ -62,7 +49,7 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
     r->parameters = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        uint32_t block = shown_block(j);
+        const uint32_t block = qc_schemes[j->scheme].default_block ? j->block_elems : 0;
         uint32_t k = 0;
         while (k < count && (keys[k].scheme != j->scheme || keys[k].block_elems != block))
             k++;

@@ -27,17 +27,6 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
     return QC_OK;
 }
 
-static qc_status check_split(const qc_plan_subject *subject, const qc_plan_options *options,
-                             qc_error *err)
-{
-    if (options->recipe.to == QC_TO_AUTO && !options->fit.plugin &&
-        options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--to auto with --tp needs --format compressed-tensors, which vLLM splits over "
-                "cards by itself, or --for vllm-qconv, whose plug-in splits NF4 and int8 too");
-    return qc_tp_check(&options->fit, subject->model, subject->geometry, err);
-}
-
 /* Replaces the geometry by that of one card, and sums up its bytes. vLLM's kernels do not
  * dequantize whole weights, those of qconv's plug-in may. */
 static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks, qc_error *err)
@@ -62,8 +51,13 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
 {
     memset(out, 0, sizeof *out);
     uint32_t ranks = qc_tp_ranks(&options->fit);
+    if (ranks > 0 && options->recipe.to == QC_TO_AUTO && !options->fit.plugin &&
+        options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--to auto with --tp needs --format compressed-tensors, which vLLM splits over "
+                "cards by itself, or --for vllm-qconv, whose plug-in splits NF4 and int8 too");
     if (ranks > 0)
-        QC_TRY(check_split(subject, options, err));
+        QC_TRY(qc_tp_check(&options->fit, subject->model, subject->geometry, err));
     QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, &options->recipe, err));
     QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
                             err));

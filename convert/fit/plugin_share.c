@@ -37,17 +37,12 @@ int qc_plugin_needed(const qc_plan *plan)
     return 0;
 }
 
-static int is_expert(const char *name)
-{
-    return qc_expert_stem(name) > 0;
-}
-
 uint64_t qc_plugin_elems(const char *name, uint64_t elems, const qc_tp_split *split,
                          qc_format format)
 {
     if (split->ranks == 0)
         return elems;
-    if (is_expert(name) || format == QC_FORMAT_COMPRESSED_TENSORS)
+    if (qc_expert_stem(name) > 0 || format == QC_FORMAT_COMPRESSED_TENSORS)
         return 0;
     const int whole = qc_family_split(split->family, name) == QC_SPLIT_WHOLE;
     return whole ? elems : qc_ceil_div_u64(elems, split->ranks);
@@ -185,7 +180,7 @@ static qc_status card_bytes(uint64_t *out, const char *name, const qc_weights *w
 {
     share s;
     const qc_split how = qc_family_split(split->family, name);
-    const int restored = is_expert(name) && !experts_are_codes(how, w, split->ranks, r);
+    const int restored = qc_expert_stem(name) > 0 && !experts_are_codes(how, w, split->ranks, r);
     *out = 0;
     if (how == QC_SPLIT_UNKNOWN)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "it is not known how vLLM splits it");

@@ -199,24 +199,6 @@ uint32_t qc_tp_ranks(const qc_fit_options *o)
     return o->parallel == QC_PARALLEL_TENSOR ? o->vram.gpu_count : 0;
 }
 
-static qc_status check_heads(const qc_geometry *g, uint32_t ranks, qc_error *err)
-{
-    uint64_t kv = g->kv_heads;
-    if (g->heads == 0 || g->heads % ranks != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "vLLM does not split %" PRIu64 " attention heads over %" PRIu32
-                " cards: the number of heads has to be a multiple of the number of cards; plan "
-                "with another --tp, or with --parallel layers",
-                g->heads, ranks);
-    if (kv == 0 || (kv >= ranks ? kv % ranks : ranks % kv) != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "vLLM does not split %" PRIu64 " KV heads over %" PRIu32
-                " cards: one number has to be a multiple of the other; plan with another --tp, or "
-                "with --parallel layers",
-                kv, ranks);
-    return QC_OK;
-}
-
 qc_status qc_tp_check(const qc_fit_options *o, const qc_checkpoint *model, const qc_geometry *g,
                       qc_error *err)
 {
@@ -244,7 +226,20 @@ qc_status qc_tp_check(const qc_fit_options *o, const qc_checkpoint *model, const
         qc_strbuf_deinit(&list);
         return st;
     }
-    return check_heads(g, ranks, err);
+    const uint64_t kv = g->kv_heads;
+    if (g->heads == 0 || g->heads % ranks != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "vLLM does not split %" PRIu64 " attention heads over %" PRIu32
+                " cards: the number of heads has to be a multiple of the number of cards; plan "
+                "with another --tp, or with --parallel layers",
+                g->heads, ranks);
+    if (kv == 0 || (kv >= ranks ? kv % ranks : ranks % kv) != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "vLLM does not split %" PRIu64 " KV heads over %" PRIu32
+                " cards: one number has to be a multiple of the other; plan with another --tp, or "
+                "with --parallel layers",
+                kv, ranks);
+    return QC_OK;
 }
 
 qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g, uint32_t ranks,

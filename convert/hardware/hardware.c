@@ -11,27 +11,12 @@
 
 static const char uuid_prefix[] = "GPU-";
 
-/* Reads the number at the start of text and sets *used to the characters that it has. Returns 0 if
- * there is none, or if it is too large for any GPU's index. */
-static int leading_index(const char *text, size_t len, unsigned *out, size_t *used)
-{
-    unsigned v = 0;
-    size_t i = 0;
-    for (; i < len && text[i] >= '0' && text[i] <= '9'; i++) {
-        if (v > 100000)
-            return 0;
-        v = v * 10 + (unsigned)(text[i] - '0');
-    }
-    *out = v;
-    *used = i;
-    return i > 0;
-}
-
 /* Reads an index as strtoul does, because CUDA does so: there may be blanks and a sign before it,
  * and anything behind it ("1gpu" is 1). */
 static int index_of_entry(const char *entry, size_t len, unsigned *out)
 {
-    size_t used;
+    unsigned v = 0;
+    size_t i = 0;
     while (len > 0 && *entry == ' ') {
         entry++;
         len--;
@@ -41,7 +26,13 @@ static int index_of_entry(const char *entry, size_t len, unsigned *out)
         entry++;
         len--;
     }
-    return leading_index(entry, len, out, &used) && (!minus || *out == 0);
+    for (; i < len && entry[i] >= '0' && entry[i] <= '9'; i++) {
+        if (v > 100000) /* too large for any GPU's index */
+            return 0;
+        v = v * 10 + (unsigned)(entry[i] - '0');
+    }
+    *out = v;
+    return i > 0 && (!minus || v == 0);
 }
 
 /* Finds the one GPU whose UUID starts like this. Returns 0 if there is none, or more than one. */
@@ -316,16 +307,6 @@ static qc_status parse_term(const char *as, const char *term, size_t len, const 
             shown, term);
 }
 
-static void link_peers(qc_hardware *h)
-{
-    for (uint32_t i = 0; i < h->gpu_count; i++) {
-        h->gpus[i].peers_known = 1;
-        for (uint32_t j = 0; j < h->gpu_count; j++)
-            if (i != j && h->gpus[i].card == h->gpus[j].card && h->gpus[i].card->peer_link > 0)
-                h->gpus[i].peers |= 1ull << j;
-    }
-}
-
 qc_status qc_hardware_assume(qc_hardware *out, qc_arena *arena, const char *as, qc_error *err)
 {
     *out = (qc_hardware){.assumed = 1};
@@ -354,6 +335,12 @@ qc_status qc_hardware_assume(qc_hardware *out, qc_arena *arena, const char *as, 
         if (*term == '\0')
             break;
     }
-    link_peers(out);
+    for (uint32_t i = 0; i < out->gpu_count; i++) {
+        qc_gpu *g = &out->gpus[i];
+        g->peers_known = 1;
+        for (uint32_t j = 0; j < out->gpu_count; j++)
+            if (i != j && g->card == out->gpus[j].card && g->card->peer_link > 0)
+                g->peers |= 1ull << j;
+    }
     return QC_OK;
 }

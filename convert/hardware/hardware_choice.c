@@ -1,9 +1,8 @@
 #include "convert/hardware/hardware_choice.h"
 
-#include "base/strbuf.h"
 #include "convert/term/size_text.h"
 
-#include <string.h>
+#include <stdio.h>
 
 static uint64_t room_of(uint64_t free_bytes, uint64_t context_bytes)
 {
@@ -85,39 +84,24 @@ qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
     return c;
 }
 
-/* Writes the cards as "2xA100-40GB+RTX3090". */
-static qc_status spell_cards(const qc_hardware *h, qc_strbuf *text, qc_error *err)
+/* Writes assumed cards as "2xA100-40GB+RTX3090". */
+static qc_status spell_vram(qc_strategy *s, const qc_hardware *h, qc_arena *arena, qc_error *err)
 {
-    for (uint32_t i = 0, same; i < h->gpu_count; i += same) {
+    const int cards = s->kind != QC_STRATEGY_CPU && h->assumed;
+    s->vram = s->kind == QC_STRATEGY_CPU ? "cpu" : cards ? "" : "auto";
+    for (uint32_t i = 0, same; cards && i < h->gpu_count; i += same) {
+        char count[16] = "";
         for (same = 1; i + same < h->gpu_count; same++)
             if (h->gpus[i + same].card != h->gpus[i].card)
                 break;
-        if (i > 0)
-            QC_TRY(qc_strbuf_adds(text, "+", err));
         if (same > 1)
-            QC_TRY(qc_strbuf_addf(text, err, "%ux", (unsigned)same));
-        QC_TRY(qc_strbuf_adds(text, h->gpus[i].card->name, err));
+            (void)snprintf(count, sizeof count, "%ux", (unsigned)same);
+        QC_TRY(qc_arena_printf(arena, &s->vram, err, "%s%s%s%s", s->vram, i > 0 ? "+" : "", count,
+                               h->gpus[i].card->name));
     }
-    return QC_OK;
-}
-
-static qc_status spell_vram(qc_strategy *s, const qc_hardware *h, qc_arena *arena, qc_error *err)
-{
-    qc_strbuf text;
-    qc_strbuf_init(&text, 1u << 16);
-    qc_status st = QC_OK;
-    if (s->kind == QC_STRATEGY_CPU)
-        st = qc_strbuf_adds(&text, "cpu", err);
-    else if (h->assumed)
-        st = spell_cards(h, &text, err);
-    else
-        st = qc_strbuf_adds(&text, "auto", err);
-    if (st == QC_OK && s->kind == QC_STRATEGY_GPU_AND_CPU)
-        st = qc_strbuf_adds(&text, "+cpu", err);
-    if (st == QC_OK)
-        st = qc_arena_strndup(arena, &s->vram, text.data, text.len, err);
-    qc_strbuf_deinit(&text);
-    return st;
+    return s->kind == QC_STRATEGY_GPU_AND_CPU
+               ? qc_arena_printf(arena, &s->vram, err, "%s+cpu", s->vram)
+               : QC_OK;
 }
 
 qc_status qc_strategy_choose(qc_strategy *out, const qc_hardware *h, qc_arena *arena, qc_error *err)

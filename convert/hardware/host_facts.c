@@ -64,15 +64,6 @@ static const char *value_of(const char *text, const char *key)
     return NULL;
 }
 
-static qc_status read_cpu_name(qc_host_facts *f, qc_arena *arena, const char *root, qc_error *err)
-{
-    char text[TEXT_BYTES];
-    const char *name = read_text(text, root, "proc/cpuinfo") ? value_of(text, "model name") : NULL;
-    if (!name || *name == '\n')
-        return QC_OK;
-    return qc_arena_strndup(arena, &f->cpu_name, name, strcspn(name, "\n"), err);
-}
-
 static void read_memory(qc_host_facts *f, const char *root)
 {
     char text[TEXT_BYTES];
@@ -114,27 +105,22 @@ static void apply_memory_limit(qc_host_facts *f, const char *dir, uint64_t limit
         f->memory_free_bytes = left;
 }
 
-static void apply_group(qc_host_facts *f, const char *dir)
-{
-    uint64_t limit = 0;
-    if (group_number(dir, "memory.max", &limit)) /* "max" is no number */
-        apply_memory_limit(f, dir, limit, "memory.current", "inactive_file");
-    if (group_number(dir, "memory.limit_in_bytes", &limit))
-        apply_memory_limit(f, dir, limit, "memory.usage_in_bytes", "total_inactive_file");
-}
-
 /* Applies the limits of mount + path and of every group above it. In a container the path may lead
  * nowhere; then the mount itself is the group. */
 static void apply_groups(qc_host_facts *f, const char *mount, const char *path, size_t path_len)
 {
     char dir[PATH_BYTES];
+    uint64_t limit = 0;
     int n = snprintf(dir, sizeof dir, "%s%.*s", mount, (int)path_len, path);
     if (n < 0 || (size_t)n >= sizeof dir)
         return;
     size_t top = strlen(mount);
     for (;;) {
         char *slash = strrchr(dir, '/');
-        apply_group(f, dir);
+        if (group_number(dir, "memory.max", &limit)) /* "max" is no number */
+            apply_memory_limit(f, dir, limit, "memory.current", "inactive_file");
+        if (group_number(dir, "memory.limit_in_bytes", &limit))
+            apply_memory_limit(f, dir, limit, "memory.usage_in_bytes", "total_inactive_file");
         if (strlen(dir) <= top || !slash || (size_t)(slash - dir) < top)
             return;
         *slash = '\0';
@@ -180,8 +166,11 @@ static void read_groups(qc_host_facts *f, const char *root)
 
 qc_status qc_host_read(qc_host_facts *out, qc_arena *arena, const char *root, qc_error *err)
 {
+    char text[TEXT_BYTES];
     *out = (qc_host_facts){.cpu_name = NULL};
-    QC_TRY(read_cpu_name(out, arena, root, err));
+    const char *name = read_text(text, root, "proc/cpuinfo") ? value_of(text, "model name") : NULL;
+    if (name && *name != '\n')
+        QC_TRY(qc_arena_strndup(arena, &out->cpu_name, name, strcspn(name, "\n"), err));
     read_memory(out, root);
     read_groups(out, root);
     return QC_OK;

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/text.h"
 #include "base/workers.h"
 #include "convert/term/console.h"
@@ -52,9 +53,7 @@ struct qc_progress {
 
 static double now_s(void)
 {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    return (double)qc_clock_ns() * 1e-9;
 }
 
 /* ---- text ---- */
@@ -76,37 +75,27 @@ static void time_left(char *out, size_t out_bytes, double seconds)
         (void)snprintf(out, out_bytes, "%u:%02u:%02u", s / 3600, s / 60 % 60, s % 60);
 }
 
-/* "  0:10 left" */
-static void short_tail_text(char *out, size_t out_bytes, const qc_progress_state *s)
-{
-    char left[QC_SIZE_TEXT_BYTES];
-    out[0] = '\0';
-    if (s->rate <= 0.0 || s->total_bytes <= s->done_bytes)
-        return;
-    time_left(left, sizeof left, (double)(s->total_bytes - s->done_bytes) / s->rate);
-    (void)snprintf(out, out_bytes, "  %s left", left);
-}
-
 /* "  5.90 of 14.0 GB  812 MB/s  0:10 left" */
 static void tail_text(char *out, size_t out_bytes, const qc_progress_state *s)
 {
-    if (s->no_amounts) {
-        short_tail_text(out, out_bytes, s);
-        return;
-    }
     char done[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     char left[QC_SIZE_TEXT_BYTES];
-    int n = snprintf(out, out_bytes, "  %s", qc_text_bytes(done, s->done_bytes));
-    size_t used = n > 0 ? (size_t)n : 0;
-    if (s->total_bytes) {
-        n = snprintf(out + used, out_bytes - used, " of %s", qc_text_bytes(total, s->total_bytes));
+    size_t used = 0;
+    int n = 0;
+    out[0] = '\0';
+    if (!s->no_amounts) {
+        n = snprintf(out, out_bytes, "  %s%s%s", qc_text_bytes(done, s->done_bytes),
+                     s->total_bytes ? " of " : "",
+                     s->total_bytes ? qc_text_bytes(total, s->total_bytes) : "");
         used += n > 0 ? (size_t)n : 0;
     }
     if (s->rate <= 0.0)
         return;
-    n = snprintf(out + used, out_bytes - used, "  %s",
-                 qc_text_rate(rate, (uint64_t)(s->rate + 0.5), 1.0));
-    used += n > 0 ? (size_t)n : 0;
+    if (!s->no_amounts) {
+        n = snprintf(out + used, out_bytes - used, "  %s",
+                     qc_text_rate(rate, (uint64_t)(s->rate + 0.5), 1.0));
+        used += n > 0 ? (size_t)n : 0;
+    }
     if (s->total_bytes > s->done_bytes) {
         time_left(left, sizeof left, (double)(s->total_bytes - s->done_bytes) / s->rate);
         (void)snprintf(out + used, out_bytes - used, "  %s left", left);
@@ -162,14 +151,6 @@ void qc_progress_json(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state 
 
 /* ---- drawing ---- */
 
-static unsigned terminal_columns(void)
-{
-    struct winsize size;
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
-        return size.ws_col;
-    return 80;
-}
-
 /* The rate over the samples that are kept; 0 until half a second has passed. */
 static double recent_rate(qc_progress *p, double t, uint64_t done)
 {
@@ -198,8 +179,10 @@ static void draw(qc_progress *p)
                            .no_amounts = p->no_amounts,
                            .rate = recent_rate(p, t, done)};
     if (p->show == SHOW_BAR) {
+        struct winsize size;
+        const int known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
         s.bar = 1;
-        s.columns = terminal_columns();
+        s.columns = known ? size.ws_col : 80;
         qc_progress_text(text, &s);
         (void)snprintf(line, sizeof line, "qconv: %s", text);
         qc_console_bar(line);

@@ -152,20 +152,14 @@ static void print_row(const qc_table *t, const char *const *cells, unsigned inde
     qc_strbuf_puts(out, "\n");
 }
 
-/* Returns whether there is anything to write. */
-static int has_rows(const qc_table *t, qc_strbuf *out)
+void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out)
 {
     if (t->wanted && out->failed == QC_OK) {
         out->failed = QC_ERR_NOMEM;
         out->wanted = t->wanted;
     }
     assert(t->wanted || t->cell_count % t->column_count == 0);
-    return !t->wanted && t->cell_count > 0;
-}
-
-void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out)
-{
-    if (!has_rows(t, out))
+    if (t->wanted || t->cell_count == 0)
         return;
     print_row(t, t->titles, indent, out);
     for (size_t i = 0; i < t->cell_count; i += t->column_count)

@@ -10,44 +10,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Is it a link to something that is open already, such as /dev/stdout? That must not be renamed
- * over. */
-static int is_stream(const char *path)
-{
-    struct stat s;
-    int below = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
-    return below && lstat(path, &s) == 0 && S_ISLNK(s.st_mode);
-}
-
-static qc_status check_folder(const char *option, const char *path, qc_error *err)
-{
-    qc_path_kind kind = QC_PATH_DIR;
-    char room[PATH_MAX];
-    const char *folder = qc_folder_of(room, path);
-    if (folder)
-        QC_TRY(qc_path_stat(folder, &kind, NULL, err));
-    if (kind != QC_PATH_DIR)
-        QC_FAIL(err, QC_ERR_IO, "%s: '%s': there is no folder '%s'", option, path, folder);
-    return QC_OK;
-}
-
 qc_status qc_target_file_check(const char *option, const char *path, qc_error *err)
 {
-    qc_path_kind kind = QC_PATH_MISSING;
+    qc_path_kind kind = QC_PATH_MISSING, above = QC_PATH_DIR;
+    char room[PATH_MAX];
+    struct stat s;
     if (!path)
         return QC_OK;
+    /* A link to something that is open already, such as /dev/stdout, must not be renamed over. */
+    const int is_system = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
+    const int is_stream = is_system && lstat(path, &s) == 0 && S_ISLNK(s.st_mode);
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind == QC_PATH_DIR)
         QC_FAIL(err, QC_ERR_USAGE, "%s: '%s': expected a file to write, found a folder", option,
                 path);
-    if (kind == QC_PATH_OTHER || is_stream(path))
+    if (kind == QC_PATH_OTHER || is_stream)
         QC_FAIL(err, QC_ERR_USAGE, "%s: '%s': expected a file to write, found a device or a pipe",
                 option, path);
     if (kind == QC_PATH_FILE && access(path, W_OK) != 0)
         QC_FAIL(err, QC_ERR_IO,
                 "%s: '%s': expected a file that may be written, found one that may not", option,
                 path);
-    return check_folder(option, path, err);
+    const char *folder = qc_folder_of(room, path);
+    if (folder)
+        QC_TRY(qc_path_stat(folder, &above, NULL, err));
+    if (above != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_IO, "%s: '%s': there is no folder '%s'", option, path, folder);
+    return QC_OK;
 }
 
 /* ---- nothing that is read is replaced -------------------------------------------------------- */
