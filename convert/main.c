@@ -89,7 +89,7 @@ static const struct {
     {QC_CMD_VERSION, print_text},
 };
 
-static qc_status run(const qc_options *o, qc_error *err)
+static qc_status run_command(const qc_options *o, qc_error *err)
 {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (commands[i].command == o->command)
@@ -138,7 +138,7 @@ static int run_program(int argc, char **argv)
     if (st == QC_OK)
         st = settle_paths(&options, &err);
     if (st == QC_OK)
-        st = run(&options, &err);
+        st = run_command(&options, &err);
     if (st != QC_OK) {
         err.code = st;
         qc_console_error(&err, hint_for(st, &options),

@@ -201,7 +201,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     return QC_OK;
 }
 
-static qc_status print_report(const qc_options *o, const qc_convert_report *r, qc_error *err)
+static qc_status print_conversion(const qc_options *o, const qc_convert_report *r, qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, (size_t)1 << 20);
@@ -267,7 +267,7 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         st = convert_model(o, model, rank, &report, err);
     if (st == QC_OK && !o->convert.dry_run) {
         report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
-        st = print_report(o, &report, err);
+        st = print_conversion(o, &report, err);
     }
     qc_checkpoint_close(model);
     return st;

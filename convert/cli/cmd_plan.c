@@ -35,7 +35,7 @@ static qc_status choose_devices(qc_budget *vram, qc_arena *arena, const qc_call 
     return qc_budget_parse(vram, arena, "cpu", err);
 }
 
-static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *err)
+static qc_status print_plan(const qc_fit_report *r, const qc_options *o, qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
@@ -63,8 +63,8 @@ static qc_status find_contexts(qc_fit_report *r, const qc_planned_model *planned
     return QC_OK;
 }
 
-static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
-                        qc_error *err)
+static qc_status plan_and_print(const qc_options *o, qc_arena *arena,
+                                const qc_plan_subject *subject, qc_error *err)
 {
     qc_planned_model planned;
     QC_TRY(qc_planned_model_make(&planned, arena, subject, &o->convert.plan, err));
@@ -108,7 +108,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
         QC_TRY(qc_console_deliver(qc_device_map_text(&map, arena, &planned.fit, err), &map,
                                   o->device_map, err));
     }
-    return print(&r, o, err);
+    return print_plan(&r, o, err);
 }
 
 static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model, int has_weights,
@@ -147,7 +147,7 @@ static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model
         qc_console_warn(&o->call, "--context %llu is beyond the model's limit of %llu tokens",
                         (unsigned long long)o->convert.plan.fit.context,
                         (unsigned long long)geometry.max_context);
-    return answer(o, arena, &subject, err);
+    return plan_and_print(o, arena, &subject, err);
 }
 
 qc_status qc_cmd_plan(const qc_options *o, qc_error *err)

@@ -167,7 +167,7 @@ static qc_status measure_all(validation *v, qc_error *err)
 
 /* ---- what is said --------------------------------------------------------------------------- */
 
-static qc_status print_report(validation *v, qc_error *err)
+static qc_status print_validation(validation *v, qc_error *err)
 {
     const qc_options *o = v->o;
     qc_strbuf out;
@@ -245,7 +245,7 @@ static qc_status validate(validation *v, qc_error *err)
     QC_TRY(qc_validate_judge(&v->report, &v->pairs, o->validate.baseline ? &v->baseline : NULL,
                              &v->arena, err));
     v->report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
-    QC_TRY(print_report(v, err));
+    QC_TRY(print_validation(v, err));
     return verdict(v, err);
 }
 

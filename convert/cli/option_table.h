@@ -77,8 +77,8 @@ struct qc_option_row {
     const char *const *choices; /* up to a NULL; NULL where any value will do */
     const int *values;          /* stored instead of a choice's index, or instead of a switch's 1
                                    and, without the switch, 0 */
-    uint64_t min, max;          /* of a number; min is also that of a size */
-    double least, most;         /* of a decimal number; least is allowed only if it is above 0 */
+    uint64_t min, max;          /* bounds of a number; min is also that of a size */
+    double least, most;         /* bounds of a decimal number; 0 itself is never allowed */
     int power_of_two;
     qc_option_setter set;  /* NULL for --help, which choose_command handles */
     size_t at;             /* the member of qc_options that is set */
@@ -88,10 +88,10 @@ struct qc_option_row {
     struct {
         unsigned commands;
         const char *note;
-    } dflt_of;                   /* what those commands show instead of dflt_note */
+    } dflt_of;                   /* shown by those commands instead of dflt_note */
     unsigned required;           /* the commands that do not run without it */
-    const char *missing;         /* what is expected where it is required; NULL: its choices */
-    const qc_option_rule *rules; /* what it goes with; or NULL */
+    const char *missing;         /* says what is expected if it is required; NULL: its choices */
+    const qc_option_rule *rules; /* say what it goes with; or NULL */
     int spares_out;              /* with it the second place of the command may be left out */
     int quantizes;               /* says how to quantize: refused where --to quantizes nothing */
     int repeats;                 /* may be given more than once, and each time counts */
@@ -122,7 +122,7 @@ typedef struct {
 typedef struct {
     qc_command command;
     const char *name;
-    const char *foreign; /* what other tools call it, with blanks between; or NULL */
+    const char *foreign; /* other tools' names for it, with blanks between; or NULL */
     const char *summary; /* one clause, for lists */
     const char *text;    /* paragraphs, separated by an empty line */
     qc_place places[QC_MAX_PLACES];

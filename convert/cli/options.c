@@ -102,7 +102,7 @@ static void split_letters(parse *p, const char *arg)
     }
 }
 
-static qc_status split(parse *p, int argc, char **argv, qc_error *err)
+static qc_status split_arguments(parse *p, int argc, char **argv, qc_error *err)
 {
     size_t room = 1;
     for (int i = 1; i < argc; i++)
@@ -263,7 +263,8 @@ static qc_status check_item(const item *it, qc_arena *arena, qc_command command,
 
 /* ---- apply ---- */
 
-static qc_status apply(qc_options *o, const qc_option_row *row, const char *value, qc_error *err)
+static qc_status apply_option(qc_options *o, const qc_option_row *row, const char *value,
+                              qc_error *err)
 {
     static const int given = 1;
     if (row->set)
@@ -280,7 +281,7 @@ static qc_status apply_defaults(qc_options *o, qc_error *err)
         if (row_for(r, o->command) != r)
             continue;
         if (r->dflt)
-            QC_TRY(apply(o, r, r->dflt, err));
+            QC_TRY(apply_option(o, r, r->dflt, err));
         else if (r->kind == QC_ARG_NONE && r->values)
             memcpy((char *)o + r->at, &r->values[1], sizeof r->values[1]);
     }
@@ -294,7 +295,7 @@ typedef struct {
     const qc_option_row *row; /* NULL where the command has no such option */
     const char *values;       /* or NULL for any */
     int values_len;
-    const char *rest; /* of the condition; or NULL */
+    const char *rest; /* behind it; or NULL */
 } choice_of;
 
 static choice_of first_of(const char *condition, qc_command command)
@@ -433,7 +434,7 @@ static qc_status add_implied(parse *p, qc_options *o, qc_error *err)
             if (!c.row || was_given(p, c.row->name) || !counts(p, it, r, o->command))
                 continue;
             p->items[p->item_count++] = (item){.row = c.row, .implied = 1, .value = c.values};
-            QC_TRY(apply(o, c.row, c.values, err));
+            QC_TRY(apply_option(o, c.row, c.values, err));
         }
     }
     return QC_OK;
@@ -541,7 +542,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     out->program = argc > 0 ? argv[0] : "qconv";
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
-    QC_TRY(split(&p, argc, argv, err));
+    QC_TRY(split_arguments(&p, argc, argv, err));
     QC_TRY(choose_command(&p, out, err));
     QC_TRY(apply_defaults(out, err));
     if (was_given(&p, "help"))
@@ -552,14 +553,14 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
             continue;
         out->command = QC_CMD_HELP;
         QC_TRY(check_item(it, p.arena, out->command, err));
-        QC_TRY(apply(out, it->row, it->value, err));
+        QC_TRY(apply_option(out, it->row, it->value, err));
         out->command = it->row->alone;
         return QC_OK;
     }
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(check_item(&p.items[i], p.arena, out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
-        QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
+        QC_TRY(apply_option(out, p.items[i].row, p.items[i].value, err));
     QC_TRY(add_implied(&p, out, err));
     QC_TRY(check_required(&p, out->command, err));
     QC_TRY(check_rules(&p, out, err));

@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     const char *program; /* argv[0] */
     qc_command command;
-    qc_command help_topic;     /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
+    qc_command help_topic;     /* for QC_CMD_HELP; QC_CMD_HELP itself means the overview */
     const char *model;         /* the first argument: MODEL, OUT (verify, unpack), PATH (inspect) */
     const char *out;           /* the second argument, or NULL */
     const char *against;       /* verify, validate: MODEL, or NULL */

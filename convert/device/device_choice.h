@@ -20,7 +20,7 @@
 #define QC_GPU_WORTH_BYTES ((uint64_t)1 << 30)
 
 typedef struct {
-    const qc_gpu_work *work; /* what the GPUs can do, if gpu_count > 0 */
+    const qc_gpu_work *work; /* all that the GPUs can do, if gpu_count > 0 */
     unsigned gpu_count;      /* 0: the CPU does the work */
     qc_cuda_device gpus[QC_MAX_GPUS];
     int wished;       /* GPUs were asked for, so it is an error if they fail */

@@ -25,7 +25,7 @@ static int read_index(const char *entry, size_t len, unsigned *out)
 }
 
 /* Other programs say "0", "0,1", "gpu" and "gpu:1", so for these it has a suggestion. */
-static qc_status refuse(const char *name, const char *text, qc_error *err)
+static qc_status refuse_wish(const char *name, const char *text, qc_error *err)
 {
     const char *indices = strncmp(text, "gpu:", 4) == 0 ? text + 4 : text;
     if (strcmp(text, "gpu") == 0 || strcmp(text, "gpus") == 0 || strcmp(text, "nvidia") == 0)
@@ -40,7 +40,7 @@ static qc_status refuse(const char *name, const char *text, qc_error *err)
 static qc_status read_list(qc_device_wish *w, const char *name, qc_error *err)
 {
     if (strncmp(w->text, "cuda:", 5) != 0)
-        return refuse(name, w->text, err);
+        return refuse_wish(name, w->text, err);
     for (const char *entry = w->text;; entry++) {
         size_t len = strcspn(entry, ",");
         unsigned index = 0;

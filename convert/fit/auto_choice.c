@@ -33,14 +33,14 @@ typedef struct {
     uint32_t segment;
     uint32_t first;          /* a group of the module */
     const qc_fused_row *row; /* NULL for experts, and for a weight by itself */
-    const char *name;        /* of a weight of the first group */
-    size_t len;              /* of the module's path in that name, or of the parent's */
+    const char *name;        /* names a weight of the first group */
+    size_t len;              /* bytes of the module's path in that name, or of its parent's */
 } module;
 
 typedef struct {
     qc_auto_result *out;
-    qc_arena *arena;   /* of the result */
-    qc_arena *scratch; /* of this call */
+    qc_arena *arena; /* owns the result */
+    qc_arena *scratch;
     qc_recipe *recipe;
     const qc_call *call;
     const qc_checkpoint *model;
@@ -556,7 +556,7 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
 
 /* Solves the task. The fit makes its own cuts and has the last word: if it is short of room, the
  * solver gets less. */
-static qc_status solve(chooser *c, qc_error *err)
+static qc_status solve_and_fit(chooser *c, qc_error *err)
 {
     qc_auto_task task;
     qc_auto_solution solution = {.chosen = c->chosen};
@@ -611,7 +611,7 @@ static const char *why_of(const chooser *c, const qc_auto_group *group, int code
     return coded ? "auto: as it is" : c->out->rows[QC_CANDIDATE_16BIT].why;
 }
 
-static void apply(chooser *c)
+static void apply_choice(chooser *c)
 {
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         const qc_auto_group *group = &c->out->groups[g];
@@ -704,7 +704,7 @@ static void take_measured(chooser *c, const qc_auto_result *before)
     c->out->sampled_bytes = before->sampled_bytes;
 }
 
-static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *err)
+static qc_status choose_schemes(chooser *c, const qc_plan_subject *subject, qc_error *err)
 {
     uint32_t *now = NULL;
     QC_TRY(find_groups(c, err));
@@ -737,8 +737,8 @@ static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *er
     for (uint32_t g = 0; g < groups; g++)
         add_to_item(c, g);
     drop_items(c, now);
-    QC_TRY(solve(c, err));
-    apply(c);
+    QC_TRY(solve_and_fit(c, err));
+    apply_choice(c);
     QC_TRY(note_spilling(c, err));
     return qc_recipe_list_skipped(c->recipe, c->arena, c->model, &c->options->recipe, err);
 }
@@ -770,7 +770,7 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
     QC_TRY(leave_out_int8(&c, err));
     out->candidates = c.candidates;
     qc_arena_init(&scratch);
-    qc_status st = choose(&c, subject, err);
+    qc_status st = choose_schemes(&c, subject, err);
     qc_arena_deinit(&scratch);
     return st;
 }

@@ -32,7 +32,7 @@
 #define QC_AUTO_MAX_NOTES 3u
 
 typedef struct {
-    const char *name; /* of its weights: "layer 12 mlp.experts.*.down_proj" */
+    const char *name; /* "layer 12 mlp.experts.*.down_proj" */
     uint32_t weights;
     uint64_t elems;
     double importance;
@@ -62,7 +62,7 @@ typedef struct qc_auto_result {
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say; that
                       of compressed-tensors can say its mixtures */
     int mixed_fp8; /* FP8 is kept beside either of them, which none can say either */
-    int spills; /* it does not fit, but the budget has tiers for the rest of the smallest choice */
+    int spills;    /* does not fit, but the budget has tiers for the rest of the smallest choice */
     /* What the caller should know of the choice, if anything: sentences without a full stop. */
     const char *notes[QC_AUTO_MAX_NOTES];
     unsigned note_count;

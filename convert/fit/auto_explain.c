@@ -139,8 +139,8 @@ static qc_status close_range(alike *a, qc_arena *arena, qc_error *err)
                            *a->ranges ? ", " : "", a->begin, a->end);
 }
 
-static qc_status collect(alike *a, const qc_auto_group *g, int has_layer, uint64_t layer,
-                         qc_arena *arena, qc_error *err)
+static qc_status add_group(alike *a, const qc_auto_group *g, int has_layer, uint64_t layer,
+                           qc_arena *arena, qc_error *err)
 {
     a->weights += g->weights;
     a->elems += g->elems;
@@ -174,7 +174,7 @@ static qc_status add_alike(alike *list, uint32_t *count, const qc_auto_group *g,
                                number + len));
         (*count)++;
     }
-    return collect(&list[at], g, len > 0, layer, arena, err);
+    return add_group(&list[at], g, len > 0, layer, arena, err);
 }
 
 static int by_kind(const void *a, const void *b)
@@ -225,8 +225,8 @@ static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strb
     return QC_OK;
 }
 
-static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_strbuf *out,
-                         qc_error *err)
+static qc_status write_explanation(const qc_auto_result *r, int all, qc_arena *arena,
+                                   qc_strbuf *out, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES];
     qc_strbuf_puts(out, "Choice of schemes\n");
@@ -265,7 +265,7 @@ qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_e
 {
     qc_arena arena;
     qc_arena_init(&arena);
-    qc_status st = explain(r, all, &arena, out, err);
+    qc_status st = write_explanation(r, all, &arena, out, err);
     qc_arena_deinit(&arena);
     return st;
 }

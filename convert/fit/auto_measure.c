@@ -277,7 +277,7 @@ static qc_status scratch_init(scratch *w, const measuring *m, qc_error *err)
     return qc_malloc_aligned(&w->search, 64, qc_search_scratch_bytes(), err);
 }
 
-static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
+static qc_status measure_samples(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     measuring *m = ctx;
     scratch w = {0};
@@ -322,7 +322,7 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
     }
     if (count == 0)
         return QC_OK;
-    return qc_team_run(threads < count ? threads : count, work, &m, err);
+    return qc_team_run(threads < count ? threads : count, measure_samples, &m, err);
 }
 
 int qc_auto_combine(double rel_mse[QC_CANDIDATES], const qc_auto_sample *s, uint32_t n)

@@ -18,7 +18,7 @@
 typedef struct {
     uint32_t tensor;     /* index in the checkpoint; of a dtype that quantizers read, or coded */
     uint64_t rows, cols; /* as written: [rows, cols] */
-    int transpose;       /* it is stored as [cols, rows]; 0 for a coded one */
+    int transpose;       /* is it stored as [cols, rows]? 0 for a coded one */
     /* Set for a weight in FP8 or MXFP4, whose errors are measured against its decoded values; else
      * NULL. */
     const qc_coded_weight *coded;

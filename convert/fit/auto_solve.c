@@ -1,6 +1,7 @@
 #include "convert/fit/auto_solve.h"
 
 #include "base/alloc.h"
+#include "base/checked.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -38,11 +39,6 @@ typedef struct {
     uint64_t *prefix_most; /* as prefix_bytes, with the largest candidates on the hulls */
     double *prefix_best;   /* cost of those */
 } solver;
-
-static uint64_t add(uint64_t a, uint64_t b)
-{
-    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
 
 static int is_candidate(const qc_auto_item *it, unsigned c)
 {
@@ -94,7 +90,7 @@ static int compare_upgrades(const void *pa, const void *pb)
     return a->bytes < b->bytes ? -1 : a->bytes > b->bytes; /* never both of one item and size */
 }
 
-static qc_status prepare(solver *s, qc_error *err)
+static qc_status prepare_items(solver *s, qc_error *err)
 {
     const qc_auto_task *t = s->t;
     size_t segs = (size_t)t->segment_count + 1;
@@ -116,7 +112,7 @@ static qc_status prepare(solver *s, qc_error *err)
             unsigned at = s->least[i] = least_of(it);
             if (at == QC_CANDIDATES)
                 QC_FAIL(err, QC_ERR_INTERNAL, "auto: item %u has no candidate", (unsigned)i);
-            bytes = add(bytes, it->bytes[at]);
+            bytes = qc_sat_add(bytes, it->bytes[at]);
             cost += it->cost[at];
             upgrade u = {0};
             while (next_on_hull(it, at, &u)) {
@@ -124,12 +120,12 @@ static qc_status prepare(solver *s, qc_error *err)
                 s->upgrades[s->upgrade_count++] = u;
                 at = u.to;
             }
-            most = add(most, it->bytes[at]);
+            most = qc_sat_add(most, it->bytes[at]);
             best += it->cost[at];
         }
-        s->prefix_bytes[seg + 1] = add(s->prefix_bytes[seg], bytes);
+        s->prefix_bytes[seg + 1] = qc_sat_add(s->prefix_bytes[seg], bytes);
         s->prefix_cost[seg + 1] = s->prefix_cost[seg] + cost;
-        s->prefix_most[seg + 1] = add(s->prefix_most[seg], most);
+        s->prefix_most[seg + 1] = qc_sat_add(s->prefix_most[seg], most);
         s->prefix_best[seg + 1] = s->prefix_best[seg] + best;
     }
     s->first_item[t->segment_count] = i;
@@ -144,8 +140,8 @@ static qc_status prepare(solver *s, qc_error *err)
 /* ---- one run of segments on one device ---- */
 
 typedef struct {
-    double cost;  /* of the greedy choice; infinity when nothing fits */
-    double bound; /* of the relaxed problem */
+    double cost;  /* cost of the greedy choice; infinity when nothing fits */
+    double bound; /* cost of the relaxed problem */
 } run_cost;
 
 static uint64_t scratch_of(const qc_auto_task *t, uint32_t first, uint32_t end)
@@ -260,9 +256,9 @@ static uint64_t bytes_on(const solver *s, uint32_t d)
 {
     uint64_t sum = scratch_of(s->t, s->out->cut[d], end_of(s, d));
     for (uint32_t seg = s->out->cut[d]; seg < end_of(s, d); seg++) {
-        sum = add(sum, s->t->fixed[seg]);
+        sum = qc_sat_add(sum, s->t->fixed[seg]);
         for (uint32_t i = s->first_item[seg]; i < s->first_item[seg + 1]; i++)
-            sum = add(sum, s->t->items[i].bytes[s->out->chosen[i]]);
+            sum = qc_sat_add(sum, s->t->items[i].bytes[s->out->chosen[i]]);
     }
     return sum;
 }
@@ -284,18 +280,18 @@ static void best_swap(const solver *s, uint32_t a, uint32_t lo, uint32_t hi, uin
         if (ca == now_a || !is_candidate(x, ca))
             continue;
         double gain_a = x->cost[now_a] - x->cost[ca];
-        if (add(left, x->bytes[now_a]) >= x->bytes[ca] && gain_a > best->gain)
+        if (qc_sat_add(left, x->bytes[now_a]) >= x->bytes[ca] && gain_a > best->gain)
             *best = (swap){a, a, ca, ca, gain_a};
-        if (gain_a > 0 || add(left, x->bytes[now_a]) < x->bytes[ca])
+        if (gain_a > 0 || qc_sat_add(left, x->bytes[now_a]) < x->bytes[ca])
             continue; /* a pair is found from the side of the item that gets worse */
-        uint64_t room = add(left, x->bytes[now_a]) - x->bytes[ca];
+        uint64_t room = qc_sat_add(left, x->bytes[now_a]) - x->bytes[ca];
         for (uint32_t b = lo; b < hi; b++) {
             const qc_auto_item *y = &s->t->items[b];
             unsigned now_b = s->out->chosen[b];
             (*steps)++;
             for (unsigned cb = 0; cb < QC_CANDIDATES; cb++) {
                 if (b == a || cb == now_b || !is_candidate(y, cb) ||
-                    add(room, y->bytes[now_b]) < y->bytes[cb])
+                    qc_sat_add(room, y->bytes[now_b]) < y->bytes[cb])
                     continue;
                 double gain = gain_a + (y->cost[now_b] - y->cost[cb]);
                 if (gain > best->gain)
@@ -357,11 +353,11 @@ static int uniform_fits(const solver *s, unsigned c, uint32_t *cut)
         for (; seg < t->segment_count; seg++) {
             uint64_t more = t->fixed[seg], need = t->scratch ? t->scratch[seg] : 0;
             for (uint32_t i = s->first_item[seg]; i < s->first_item[seg + 1]; i++)
-                more = add(more, t->items[i].bytes[c]);
+                more = qc_sat_add(more, t->items[i].bytes[c]);
             need = need > scratch ? need : scratch;
-            if (add(add(sum, more), need) > t->room[d])
+            if (qc_sat_add(qc_sat_add(sum, more), need) > t->room[d])
                 break;
-            sum = add(sum, more);
+            sum = qc_sat_add(sum, more);
             scratch = need;
         }
     }
@@ -391,10 +387,10 @@ static qc_status compare_uniform(solver *s, int fits, qc_error *err)
     return QC_OK;
 }
 
-static qc_status solve(solver *s, qc_error *err)
+static qc_status solve_task(solver *s, qc_error *err)
 {
     const qc_auto_task *t = s->t;
-    QC_TRY(prepare(s, err));
+    QC_TRY(prepare_items(s, err));
     QC_TRY(cut_segments(s, &s->out->fits, err));
     if (s->out->fits) {
         for (uint32_t d = 0; d < t->device_count; d++) {
@@ -430,7 +426,7 @@ qc_status qc_auto_solve(const qc_auto_task *task, qc_auto_solution *out, qc_erro
                 "because the ways to cut it are too many; use --to nf4",
                 (unsigned)task->segment_count, MAX_SEGMENTS);
     qc_arena_init(&s.arena);
-    qc_status st = solve(&s, err);
+    qc_status st = solve_task(&s, err);
     qc_arena_deinit(&s.arena);
     return st;
 }

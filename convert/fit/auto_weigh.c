@@ -12,7 +12,8 @@ static int is_wanted(const qc_auto_weights *w, const qc_auto_group *group, unsig
 }
 
 /* Asks for what is wanted, and nothing else. */
-static void ask(const qc_auto_result *r, const qc_auto_weights *w, double (*costs)[QC_CANDIDATES])
+static void ask_for_costs(const qc_auto_result *r, const qc_auto_weights *w,
+                          double (*costs)[QC_CANDIDATES])
 {
     for (uint32_t j = 0; j < w->plan->job_count; j++)
         for (unsigned k = 0; k < QC_CANDIDATES; k++)
@@ -25,8 +26,8 @@ static void ask(const qc_auto_result *r, const qc_auto_weights *w, double (*cost
 }
 
 /* Adds up the costs of each group's weights. Returns how many weights lack one. */
-static uint32_t answer(qc_auto_result *r, const qc_auto_weights *w,
-                       double (*const costs)[QC_CANDIDATES])
+static uint32_t add_costs(qc_auto_result *r, const qc_auto_weights *w,
+                          double (*const costs)[QC_CANDIDATES])
 {
     uint32_t without = 0;
     for (uint32_t g = 0; g < r->group_count; g++)
@@ -54,9 +55,9 @@ qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w, qc
         w->tensors[i] = job_of[w->tensors[i]];
     qc_free(job_of);
     QC_TRY(qc_calloc(&costs, w->plan->job_count, sizeof *costs, err));
-    ask(out, w, costs);
+    ask_for_costs(out, w, costs);
     qc_status st = weigh(costs, w->plan, out->rows, err);
-    const uint32_t without = st == QC_OK ? answer(out, w, costs) : 0;
+    const uint32_t without = st == QC_OK ? add_costs(out, w, costs) : 0;
     qc_free(costs);
     QC_TRY(st);
     out->weighed = without == 0;

@@ -6,8 +6,8 @@
 #include "convert/fit/auto_choice.h"
 
 typedef struct {
-    qc_arena *arena;       /* of the note */
-    const qc_plan *plan;   /* of the recipe before the choice */
+    qc_arena *arena;       /* owns the note */
+    const qc_plan *plan;   /* made from the recipe before the choice */
     unsigned candidates;   /* bit c is set for candidate c */
     const uint32_t *first; /* per group: its first weight, and one more at the end */
     uint32_t *tensors;     /* per weight; becomes its job */

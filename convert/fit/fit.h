@@ -83,7 +83,7 @@ int qc_fit_has_cross(const qc_geometry *g);
 typedef struct {
     const qc_segments *segments;
     const qc_geometry *geometry;
-    const uint64_t *segment_bytes;  /* of each segment's weights in the output */
+    const uint64_t *segment_bytes;  /* the weights of each in the output */
     const uint64_t *largest_weight; /* elements of its largest quantized weight; 0: none */
 } qc_fit_load;
 /* Makes the fit, which keeps pointers to load's segments and geometry and to o->vram. A model that

@@ -13,7 +13,7 @@ enum { MAX_SUGGESTIONS = 10, MAX_CHOICES = 5, MIN_CONTEXT = 256, MAX_MARGIN_PERC
 #define GB          UINT64_C(1000000000)
 
 typedef struct {
-    qc_arena *arena; /* of the texts */
+    qc_arena *arena; /* owns the texts */
     qc_arena scratch;
     const qc_plan_subject *subject;
     const qc_planned_model *planned;
@@ -50,8 +50,8 @@ static qc_status try_plan(qc_planned_model *out, int *made, qc_arena *arena,
     return st;
 }
 
-static qc_status add(seeker *s, const qc_fit *fit, const char *change, const char *detail,
-                     qc_error *err)
+static qc_status add_suggestion(seeker *s, const qc_fit *fit, const char *change,
+                                const char *detail, qc_error *err)
 {
     char weights[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
     if (!fit->fits || s->count == MAX_SUGGESTIONS)
@@ -135,7 +135,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s%s", qc_to_name(ladder[i]),
                                format_of(s, &trial.recipe)));
-        QC_TRY(add(s, &planned.fit, change, "", err));
+        QC_TRY(add_suggestion(s, &planned.fit, change, "", err));
     }
     return QC_OK;
 }
@@ -158,7 +158,7 @@ static qc_status less_of(seeker *s, qc_fit_options *use, uint64_t *varied, uint6
     *varied = good;
     QC_TRY(try_fit(s, &fit, use, err));
     QC_TRY(qc_arena_printf(s->arena, &change, err, "%s %" PRIu64, option, good));
-    return add(s, &fit, change, "", err);
+    return add_suggestion(s, &fit, change, "", err);
 }
 
 static qc_status shorter_context(seeker *s, qc_error *err)
@@ -183,7 +183,7 @@ static qc_status narrower_cache(seeker *s, qc_error *err)
         return QC_OK;
     use.kv_bits = 8;
     QC_TRY(try_fit(s, &fit, &use, err));
-    return fit.fits ? add(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
+    return fit.fits ? add_suggestion(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
 }
 
 /* Tries a larger share of each device, in hundredths, but never all of it. */
@@ -213,7 +213,7 @@ static qc_status larger_margin(seeker *s, qc_error *err)
         s->arena, &detail, err,
         " (this leaves %u%% of each device for what is not counted, instead of %.3g%%)", 100 - good,
         100.0 - 100.0 * given));
-    return add(s, &fit, change, detail, err);
+    return add_suggestion(s, &fit, change, detail, err);
 }
 
 /* Makes a budget of the GPUs that were given, `more` copies of the one numbered `like`, and a cpu
@@ -269,7 +269,7 @@ static qc_status host_memory(seeker *s, qc_error *err)
                                " (%s cross the host link for every token, which takes at least %s)",
                                qc_text_bytes(size, fit.transfer_bytes_per_token),
                                qc_text_seconds(seconds, fit.transfer_seconds)));
-    return add(s, &fit, change, detail, err);
+    return add_suggestion(s, &fit, change, detail, err);
 }
 
 /* More room never hurts, so the count is found by bisection. */
@@ -309,7 +309,7 @@ static qc_status more_cards(seeker *s, qc_error *err)
                                qc_plural(good)));
     QC_TRY(qc_arena_printf(s->arena, &detail, err, " of %s",
                            qc_text_bytes(size, b->devices[like].total_bytes)));
-    return add(s, &fit, change, detail, err);
+    return add_suggestion(s, &fit, change, detail, err);
 }
 
 /* Splits the model over twice as many cards, and so on, until it fits. */
@@ -329,7 +329,7 @@ static qc_status more_ranks(seeker *s, qc_error *err)
         if (!planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--tp %" PRIu32 " on as many cards", n));
-        return add(s, &planned.fit, change, "", err);
+        return add_suggestion(s, &planned.fit, change, "", err);
     }
     return QC_OK;
 }
@@ -407,7 +407,8 @@ typedef struct {
 
 /* Adds what the options lead to, unless that does not fit or the options do not go with this
  * model. */
-static qc_status compare(comparer *c, const qc_plan_options *o, const char *change, qc_error *err)
+static qc_status add_choice(comparer *c, const qc_plan_options *o, const char *change,
+                            qc_error *err)
 {
     qc_arena scratch;
     qc_planned_model planned;
@@ -458,7 +459,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     qc_plan_options trial = *options;
     trial.recipe.to = smallest_of(&options->recipe);
     QC_TRY(qc_arena_printf(arena, &change, err, "--to %s", qc_to_name(trial.recipe.to)));
-    QC_TRY(compare(&c, &trial, change, err));
+    QC_TRY(add_choice(&c, &trial, change, err));
     uint64_t most = c.count > 1 ? c.list[1].max_context : 0;
     trial.recipe.to = QC_TO_AUTO;
     /* Tries up to two contexts between the longest of the plan and that of NF4. */
@@ -467,14 +468,14 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
         if (trial.fit.context <= report->max_context)
             continue;
         QC_TRY(qc_arena_printf(arena, &change, err, "--context %" PRIu64, trial.fit.context));
-        QC_TRY(compare(&c, &trial, change, err));
+        QC_TRY(add_choice(&c, &trial, change, err));
     }
     trial.fit.context = options->fit.context;
     if (planned->chosen.mixed && !planned->chosen.mixed_fp8) {
         QC_TRY(without_int8(arena, &planned->chosen, &schemes, err));
         trial.recipe.schemes = schemes;
         QC_TRY(qc_arena_printf(arena, &change, err, "--schemes %s", schemes));
-        QC_TRY(compare(&c, &trial, change, err));
+        QC_TRY(add_choice(&c, &trial, change, err));
     }
     report->choices = c.list;
     /* If NF4 leaves no more room for context, nothing was traded. */

@@ -9,7 +9,7 @@
 #include "formats/json_writer.h"
 
 typedef struct qc_model_shape {
-    const qc_geometry *geometry; /* of the whole model, also where cards have shares of it */
+    const qc_geometry *geometry; /* the whole model's, also where cards have shares of it */
     uint64_t linear_sides;       /* sum of rows + columns over the linear weights */
     uint64_t largest_linear;     /* elements of the largest linear weight */
     uint64_t largest_layer;      /* parameters of the largest layer */

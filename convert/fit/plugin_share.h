@@ -13,7 +13,7 @@
 /* What is split over how many cards. */
 typedef struct {
     const qc_family *family;     /* NULL: no name is known */
-    const qc_geometry *geometry; /* of the whole model */
+    const qc_geometry *geometry; /* the whole model's */
     uint32_t ranks;
 } qc_tp_split;
 

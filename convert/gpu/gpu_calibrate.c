@@ -28,7 +28,7 @@ typedef struct {
     qc_calibrate_engine base;
     qc_cuda_device device;
     qc_cuda_feedback_tools tools; /* without a stream the device is not open */
-    uint64_t n;                   /* of the moments; 0: none */
+    uint64_t n;                   /* rows of the moments; 0: none */
     double *h, *c;                /* c NULL: none */
     qc_cuda_feedback *factor;
 } gpu;
@@ -237,7 +237,8 @@ static qc_status new_moments(gpu *g, uint64_t n, int cross, qc_error *err)
     return QC_OK;
 }
 
-static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, double *c, qc_error *err)
+static qc_status take_moments(qc_calibrate_engine *e, uint64_t n, double *h, double *c,
+                              qc_error *err)
 {
     gpu *g = of(e);
     size_t bytes = (size_t)(n * n * sizeof *h);
@@ -297,7 +298,7 @@ static const qc_calibrate_engine_ops ops = {
     .close = close,
     .measure = measure,
     .room_weight = room_weight,
-    .take = take,
+    .take = take_moments,
     .factor = factor,
     .weight = weight,
     .drop = drop,

@@ -22,10 +22,10 @@
 
 typedef struct {
     unsigned char *source, *results;               /* pinned */
-    unsigned char *device_source, *device_results; /* of the same sizes, on the device */
+    unsigned char *device_source, *device_results; /* as large, on the device */
     qc_cuda_stream stream;
     qc_cuda_event done;
-    qc_gpu_form form; /* of the elements that were started */
+    qc_gpu_form form; /* how the elements that were started are quantized */
     uint64_t n;
 } ring_slot;
 
@@ -77,7 +77,7 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
     return l;
 }
 
-static void release(qc_gpu_ring *r)
+static void free_ring(qc_gpu_ring *r)
 {
     for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
         /* Nothing may still write to the memory that is given back. A stream that fails has
@@ -137,7 +137,7 @@ static void ring_destroy(qc_gpu_ring *r)
 {
     if (!r)
         return;
-    release(r);
+    free_ring(r);
     qc_free(r);
 }
 

@@ -39,10 +39,10 @@ typedef struct {
     void *buffers[MAX_BUFFERS];
     unsigned buffer_count;
 
-    unsigned char *dense; /* dense_copies of them */
-    uint64_t dense_bytes; /* of one, aligned */
+    unsigned char *dense; /* dense_copies of the weight */
+    uint64_t dense_bytes; /* one copy's, aligned */
     uint32_t dense_copies;
-    uint64_t raw_bytes, prepared_bytes; /* of one quantized weight, aligned */
+    uint64_t raw_bytes, prepared_bytes; /* one quantized weight's, aligned */
     uint64_t workspace_limit;
     uint32_t copies;
     qc_matmul_weights *weights; /* host, [copies] */
@@ -84,7 +84,7 @@ static const char *comparer_no_gemm(const qc_gpu_comparer *c)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-static qc_status take(comparison *w, void *pointer, uint64_t bytes, qc_error *err)
+static qc_status take_buffer(comparison *w, void *pointer, uint64_t bytes, qc_error *err)
 {
     size_t size = 0;
     void **v = &w->buffers[w->buffer_count++];
@@ -95,7 +95,7 @@ static qc_status take(comparison *w, void *pointer, uint64_t bytes, qc_error *er
     return QC_OK;
 }
 
-static void release(comparison *w)
+static void free_comparison(comparison *w)
 {
     for (unsigned i = 0; i < w->buffer_count; i++)
         qc_cuda_free(w->buffers[i]);
@@ -156,11 +156,11 @@ static qc_status make_room(comparison *w, qc_error *err)
 {
     uint64_t row = w->k * sizeof(uint16_t), y = w->most * w->n * sizeof(uint16_t);
     size_t edge = (size_t)(EDGE_ROWS * w->n);
-    QC_TRY(take(w, &w->dense, qc_sat_mul(w->dense_bytes, w->dense_copies), err));
-    QC_TRY(take(w, &w->x, qc_sat_mul(w->in->rows, row), err));
-    QC_TRY(take(w, &w->y, y, err));
-    QC_TRY(take(w, &w->z, y, err));
-    QC_TRY(take(w, &w->sums, edge * sizeof(double), err));
+    QC_TRY(take_buffer(w, &w->dense, qc_sat_mul(w->dense_bytes, w->dense_copies), err));
+    QC_TRY(take_buffer(w, &w->x, qc_sat_mul(w->in->rows, row), err));
+    QC_TRY(take_buffer(w, &w->y, y, err));
+    QC_TRY(take_buffer(w, &w->z, y, err));
+    QC_TRY(take_buffer(w, &w->sums, edge * sizeof(double), err));
     w->stage_rows = row < STAGE_BYTES ? STAGE_BYTES / row : 1;
     w->stage_rows = w->stage_rows < w->n ? w->stage_rows : w->n;
     QC_TRY(qc_cuda_host_malloc(&w->stage, (size_t)(w->stage_rows * row), err));
@@ -205,8 +205,8 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
     qc_cuda_stream s = w->c->gpu.stream;
     uint64_t each = w->raw_bytes + w->prepared_bytes;
     unsigned char *memory = NULL, *maps = NULL;
-    QC_TRY(take(w, &memory, qc_sat_mul(each, w->copies), err));
-    QC_TRY(take(w, &maps, 2 * qc_align_u64(256 * sizeof(float), ALIGNMENT), err));
+    QC_TRY(take_buffer(w, &memory, qc_sat_mul(each, w->copies), err));
+    QC_TRY(take_buffer(w, &maps, 2 * qc_align_u64(256 * sizeof(float), ALIGNMENT), err));
     if (q->form.code_map)
         QC_TRY(qc_cuda_to_device(maps, q->form.code_map, 16 * sizeof(float), s, err));
     if (q->nested_map)
@@ -262,7 +262,7 @@ static qc_status make_workspace(comparison *w, qc_error *err)
                                                    QC_MATMUL_AUTO, w->workspace_limit);
     if (w->workspace_bytes == UINT64_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
-    QC_TRY(take(w, &w->workspace, w->workspace_bytes, err));
+    QC_TRY(take_buffer(w, &w->workspace, w->workspace_bytes, err));
     return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->c->gpu.stream, err);
 }
 
@@ -448,7 +448,8 @@ static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_error *err)
+static qc_status compare_and_time(comparison *w, qc_gpu_compared *out, unsigned count,
+                                  qc_error *err)
 {
     int timed = 0;
     for (unsigned i = 0; i < count; i++)
@@ -471,13 +472,13 @@ static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_err
     return QC_OK;
 }
 
-static qc_status compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
-                         unsigned count, qc_error *err)
+static qc_status compare_products(qc_gpu_comparer *c, const qc_gpu_comparison *in,
+                                  qc_gpu_compared *out, unsigned count, qc_error *err)
 {
     comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->form.cols};
     for (unsigned i = 0; i < count; i++)
         w.most = out[i].m > w.most ? out[i].m : w.most;
-    qc_status st = run(&w, out, count, err);
+    qc_status st = compare_and_time(&w, out, count, err);
     qc_error late = {0};
     qc_status ended = qc_cuda_stream_synchronize(c->gpu.stream, &late);
     if (st == QC_OK && ended != QC_OK) {
@@ -485,7 +486,7 @@ static qc_status compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu
         if (err)
             *err = late;
     }
-    release(&w);
+    free_comparison(&w);
     return st;
 }
 
@@ -493,5 +494,5 @@ const qc_gpu_validator qc_gpu_validator_table = {
     .create = comparer_create,
     .destroy = comparer_destroy,
     .no_gemm = comparer_no_gemm,
-    .compare = compare,
+    .compare = compare_products,
 };

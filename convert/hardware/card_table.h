@@ -18,7 +18,7 @@ typedef struct qc_card {
     const char *product;
     unsigned sm;           /* compute capability times ten: 70 to 121 */
     uint64_t memory_bytes; /* total, as a CUDA program sees it */
-    double bandwidth;      /* of its memory, in bytes per second, from the data sheet */
+    double bandwidth;      /* memory's, in bytes per second, from the data sheet */
     /* to the host, in bytes per second one way, from the data sheet (PCIe) */
     double host_link;
     /* to a peer, in bytes per second one way (NVLink); 0: through the host */

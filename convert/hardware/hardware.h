@@ -45,10 +45,10 @@ typedef struct {
     const char *cpu_name; /* NULL if not known */
     unsigned cpu_threads; /* CPU threads that this process may use */
     qc_isa isa;           /* the instruction set that qconv uses */
-    uint64_t memory_bytes, memory_free_bytes; /* of the host (or its cgroup, if less); 0 unknown */
+    uint64_t memory_bytes, memory_free_bytes; /* the host's (or its cgroup's, if less); 0 unknown */
     uint64_t disk_free_bytes;                 /* on the file system of the current directory */
     /* Only 'qconv hardware' fills these in, because CUDA is started for them (cmd_hardware.c). */
-    const char *cuda_build;    /* what the kernels are built for; NULL if there are none */
+    const char *cuda_build;    /* names what the kernels are built for; NULL: there are none */
     const char *quantizes_on;  /* "cuda:0 (NVIDIA H200)", "cpu"; NULL: not asked, or nothing can */
     const char *quantizes_why; /* why a GPU does not quantize, or NULL */
 } qc_hardware;

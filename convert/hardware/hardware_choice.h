@@ -13,7 +13,7 @@
 typedef struct {
     int usable; /* compute capability is 7.0 or more, or not known */
     const char *compute_dtype, *compute_why;
-    const char *kernels; /* of the matmul: "sm_80: mma.m16n8k16, cp.async" */
+    const char *kernels; /* matmul's: "sm_80: mma.m16n8k16, cp.async" */
     const char *kernels_why;
     const char *schemes; /* as --schemes takes them */
     const char *schemes_why;
@@ -38,7 +38,7 @@ typedef struct {
     const char *name;    /* "gpus-balanced", "gpu-and-cpu", "gpu-whole", "cpu" */
     const char *why;     /* a clause without a full stop */
     const char *vram;    /* the value for --vram: "auto", "2xA100-40GB", "auto+cpu", "cpu" */
-    uint64_t room_bytes; /* of all usable GPUs; for the CPU, margin x free memory */
+    uint64_t room_bytes; /* sum over all usable GPUs; for the CPU, margin x free memory */
 } qc_strategy;
 
 /* The only error is QC_ERR_NOMEM. */

@@ -9,7 +9,7 @@
 typedef struct {
     const char *cpu_name;       /* NULL if the system does not say */
     uint64_t memory_bytes;      /* 0 if the system does not say */
-    uint64_t memory_free_bytes; /* what is available, including caches that would be dropped */
+    uint64_t memory_free_bytes; /* counts caches that would be dropped as free */
 } qc_host_facts;
 
 /* root is "" for this machine, or a folder that holds proc/ and sys/ (for tests). A fact that

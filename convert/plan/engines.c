@@ -33,10 +33,10 @@ typedef struct {
     const char *kept_expert;  /* an expert in 16 bits where something is NF4 */
     const char *mixed_expert; /* another block size than the layer's first expert has */
     const char *cut_expert;   /* not a whole number of blocks */
-    const char *kept_member;  /* of a fused group that is quantized in part */
+    const char *kept_member;  /* belongs to a fused group that is quantized in part */
     const char *head;
-    const char *stack;    /* of experts, in one tensor */
-    const char *unlisted; /* what an engine calls a kept group, and no list names it */
+    const char *stack;    /* experts in one tensor */
+    const char *unlisted; /* an engine's name for a kept group that no list names */
     /* of compressed-tensors: */
     const char *integers;
     const char *loose;           /* activations have 16 bits, and it is not packed */
@@ -196,7 +196,7 @@ static qc_status look_at_integers(finding *f, const qc_served *s, const qc_serve
     return QC_OK;
 }
 
-static qc_status find(finding *f, const qc_served *s, qc_error *err)
+static qc_status look_at_all(finding *f, const qc_served *s, qc_error *err)
 {
     int has_nf4 = 0, has_int8 = 0;
     for (uint32_t i = 0; i < s->model->tensor_count; i++) {
@@ -382,7 +382,7 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
                 "read that; expected plain weights, or those of bitsandbytes, compressed-tensors "
                 "or qconv",
                 s->foreign);
-    QC_TRY(find(&f, s, err));
+    QC_TRY(look_at_all(&f, s, err));
     unsigned count = add_ours(rows, s, &f);
     if (s->own_form) /* which is all that there is to say of others */
         f = (finding){.quantized = NULL};

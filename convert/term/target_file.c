@@ -47,7 +47,8 @@ static int is_same(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static qc_status refuse(const char *option, const char *path, const qc_checkpoint *c, qc_error *err)
+static qc_status refuse_file_of(const char *option, const char *path, const qc_checkpoint *c,
+                                qc_error *err)
 {
     QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is a file of %s, which is only read; choose another name",
             option, path, c->path);
@@ -73,12 +74,12 @@ qc_status qc_target_file_spares(const char *option, const char *path, const qc_c
         return QC_OK;
     for (size_t i = 0; i < c->file_count; i++)
         if (is_same(path, c->files[i].path))
-            return refuse(option, path, c, err);
+            return refuse_file_of(option, path, c, err);
     for (size_t i = 0; c->is_dir && i < sizeof beside / sizeof *beside; i++) {
         char name[PATH_MAX];
         int n = snprintf(name, sizeof name, "%s/%s", c->path, beside[i]);
         if (n > 0 && (size_t)n < sizeof name && is_same(path, name))
-            return refuse(option, path, c, err);
+            return refuse_file_of(option, path, c, err);
     }
     return QC_OK;
 }
