@@ -88,14 +88,7 @@ static const struct {
     {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_HELP, print_text},
     {QC_CMD_VERSION, print_text},
 };
-
-static qc_status run_command(const qc_options *o, qc_error *err)
-{
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (commands[i].command == o->command)
-            return commands[i].run(o, err);
-    QC_FAIL(err, QC_ERR_INTERNAL, "command %d has no function", (int)o->command);
-}
+#define COMMANDS (sizeof commands / sizeof *commands)
 
 /* Finds the folders of models as the hub's cache has them. 'plan' looks up ids by itself. */
 static qc_status settle_paths(qc_options *o, qc_error *err)
@@ -137,8 +130,13 @@ static int run_program(int argc, char **argv)
     options.devices.work = qc_gpu_table();
     if (st == QC_OK)
         st = settle_paths(&options, &err);
+    size_t c = 0;
+    while (c < COMMANDS && commands[c].command != options.command)
+        c++;
     if (st == QC_OK)
-        st = run_command(&options, &err);
+        st = c < COMMANDS ? commands[c].run(&options, &err)
+                          : QC_ERROR(&err, QC_ERR_INTERNAL, "command %d has no function",
+                                     (int)options.command);
     if (st != QC_OK) {
         err.code = st;
         qc_console_error(&err, hint_for(st, &options),

@@ -100,11 +100,8 @@ static qc_status look_at_machine(parser *p, qc_error *err)
 {
     if (p->machine)
         return QC_OK;
-    void *m = NULL;
-    QC_TRY(qc_arena_alloc(p->arena, &m, 1, sizeof *p->machine, err));
-    QC_TRY(qc_hardware_read(m, p->arena, err));
-    p->machine = m;
-    return QC_OK;
+    QC_TRY(qc_arena_array(p->arena, &p->machine, 1, err));
+    return qc_hardware_read(p->machine, p->arena, err);
 }
 
 static qc_status add_gpu(parser *p, const qc_card *card, uint64_t total_bytes, qc_error *err)
@@ -278,10 +275,8 @@ qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_
 {
     memset(out, 0, sizeof *out);
     parser p = {.budget = out, .arena = arena};
-    void *devices = NULL;
     QC_TRY(qc_arena_strndup(arena, &out->text, text, strlen(text), err));
-    QC_TRY(qc_arena_alloc(arena, &devices, QC_MAX_DEVICES + 2, sizeof *out->devices, err));
-    out->devices = devices;
+    QC_TRY(qc_arena_array(arena, &out->devices, QC_MAX_DEVICES + 2, err));
     for (const char *s = out->text;; s++) {
         const char *end = s + strcspn(s, "+,");
         const span t = trimmed(s, end);

@@ -42,9 +42,7 @@ static qc_status make_peaks(sequence *s, qc_arena *arena, const uint64_t *peak, 
     uint32_t rows = 1;
     while ((uint64_t)1 << rows <= s->count)
         rows++;
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(arena, &p, (size_t)rows * s->count, sizeof *s->peaks, err));
-    s->peaks = p;
+    QC_TRY(qc_arena_array(arena, &s->peaks, (size_t)rows * s->count, err));
     for (uint32_t i = 0; i < s->task->segment_count; i++) {
         uint64_t *first = &s->peaks[s->place[i]];
         *first = peak[i] > *first ? peak[i] : *first;
@@ -65,9 +63,7 @@ static qc_status make_sequence(sequence *s, qc_arena *arena, const qc_placement_
 {
     memset(s, 0, sizeof *s);
     s->task = t;
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(arena, &p, t->segment_count, sizeof *s->place, err));
-    s->place = p;
+    QC_TRY(qc_arena_array(arena, &s->place, t->segment_count, err));
     for (uint32_t i = 0; i < t->segment_count; i++) {
         uint32_t leader = t->follows ? t->follows[i] : NO_LEADER;
         if (leader != NO_LEADER && leader >= i)
@@ -75,8 +71,7 @@ static qc_status make_sequence(sequence *s, qc_arena *arena, const qc_placement_
                     (unsigned)i, (unsigned)leader);
         s->place[i] = leader == NO_LEADER ? s->count++ : s->place[leader];
     }
-    QC_TRY(qc_arena_alloc(arena, &p, (size_t)s->count + 1, sizeof *s->sum, err));
-    s->sum = p;
+    QC_TRY(qc_arena_array(arena, &s->sum, (size_t)s->count + 1, err));
     for (uint32_t i = 0; i < t->segment_count; i++)
         s->sum[s->place[i] + 1] += t->bytes[i];
     for (uint32_t i = 0; i < s->count; i++)
@@ -145,10 +140,10 @@ static fraction best_prefix(const sequence *s, const fraction *before, uint32_t 
 
 static qc_status least_largest(const sequence *s, qc_arena *arena, fraction *out, qc_error *err)
 {
-    void *p = NULL;
-    size_t width = (size_t)s->count + 1;
-    QC_TRY(qc_arena_alloc(arena, &p, 2 * width, sizeof(fraction), err));
-    fraction *before = p, *row = before + width;
+    fraction *before = NULL;
+    const size_t width = (size_t)s->count + 1;
+    QC_TRY(qc_arena_array(arena, &before, 2 * width, err));
+    fraction *row = before + width;
     for (uint32_t j = 0; j <= s->count; j++)
         before[j] = badness(s, 0, 0, j);
     for (uint32_t d = 1; d < s->task->device_count; d++) {
@@ -187,13 +182,14 @@ static qc_status flattest(const sequence *s, qc_arena *arena, fraction limit, ui
 {
     uint32_t devices = s->task->device_count, n = s->count;
     size_t width = (size_t)n + 1;
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(arena, &p, 2 * width, sizeof(uint64_t), err));
-    uint64_t *before = p, *row = before + width;
-    QC_TRY(qc_arena_alloc(arena, &p, width * devices, sizeof(uint32_t), err));
-    uint32_t *start = p; /* start[d * width + j]: where device d begins if it ends at j */
-    QC_TRY(qc_arena_alloc(arena, &p, (size_t)2 * devices, sizeof(uint32_t), err));
-    uint32_t *first = p, *last = first + devices;
+    uint64_t *before = NULL;
+    uint32_t *start = NULL; /* start[d * width + j]: where device d begins if it ends at j */
+    uint32_t *first = NULL;
+    QC_TRY(qc_arena_array(arena, &before, 2 * width, err));
+    QC_TRY(qc_arena_array(arena, &start, width * devices, err));
+    QC_TRY(qc_arena_array(arena, &first, (size_t)2 * devices, err));
+    uint64_t *row = before + width;
+    uint32_t *last = first + devices;
     find_ends(s, limit, first, last);
     for (uint32_t j = first[0]; j <= last[0]; j++) {
         uint64_t q = coarse_share(s, 0, 0, j);
@@ -251,7 +247,7 @@ qc_status qc_placement_solve(const qc_placement_task *task, uint32_t *device_of,
     qc_arena_init(&arena);
     sequence s;
     fraction limit;
-    void *p = NULL;
+    uint32_t *device_at = NULL;
     QC_TRY_GOTO(st, done, make_sequence(&s, &arena, task, err));
     QC_TRY_GOTO(st, done, least_largest(&s, &arena, &limit, err));
     *fits = limit.num <= limit.den;
@@ -259,8 +255,7 @@ qc_status qc_placement_solve(const qc_placement_task *task, uint32_t *device_of,
         s.by_overdraft = 1;
         QC_TRY_GOTO(st, done, least_largest(&s, &arena, &limit, err));
     }
-    QC_TRY_GOTO(st, done, qc_arena_alloc(&arena, &p, s.count, sizeof(uint32_t), err));
-    uint32_t *device_at = p;
+    QC_TRY_GOTO(st, done, qc_arena_array(&arena, &device_at, s.count, err));
     QC_TRY_GOTO(st, done, flattest(&s, &arena, limit, device_at, err));
     for (uint32_t i = 0; i < task->segment_count; i++)
         device_of[i] = device_at[s.place[i]];

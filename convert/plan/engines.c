@@ -247,43 +247,27 @@ static qc_status add_row(qc_refusals *out, const qc_served *s, const refusal_row
                            at + 2, help);
 }
 
-#define SPLIT "leave out --split-fused, or --keep all of them"
-#define AGAIN "convert again without --split-fused"
+#define ROWS_MOST 32
+#define SPLIT     "leave out --split-fused, or --keep all of them"
+#define AGAIN     "convert again without --split-fused"
 /* What helps where no option does: the codes are made anew. */
 #define ANEW "decode it with --to bf16, and convert that"
 
-/* The refusals of any form. */
-static unsigned add_general(refusal_row *rows, const qc_served *s, const finding *f)
-{
-    const refusal_row all[] = {
-        {ALL, s->has_config ? NULL : "config.json", "needs a %s, which is not there",
-         "put the model's beside the weights", "put the model's beside the weights"},
-        {OTHERS, s->own_form, "does not load this form (%s), which only qconv reads",
-         s->instead ? s->instead : "--to bf16", "turn it back with --to bf16"},
-        {OTHERS, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",
-         "qconv unpack writes plain files"},
-        {BIT(TRANSFORMERS), s->rest,
-         "cannot compute with norms or biases in F32 beside a config.json of 16 bits (%s)",
-         "add that option", "convert again with that option"},
-        {OTHERS, f->stack,
-         "by itself loads no quantized experts that are stacked in one tensor ('%s')",
-         "--experts separate", "--to keep --experts separate takes them apart"},
-        {BIT(VLLM), f->kept_member,
-         "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members", SPLIT,
-         AGAIN},
-    };
-    memcpy(rows, all, sizeof all);
-    return sizeof all / sizeof *all;
-}
-
-/* Those of qconv's own loader and plug-in. */
-static unsigned add_ours(refusal_row *rows, const qc_served *s, const finding *f)
+/* Fills in the rows, and returns how many there are. o is f or, where the form is qconv's own,
+ * nothing: that is all that there is to say of other engines then. */
+static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const finding *f,
+                          const finding *o)
 {
     /* Their classes in vLLM compute with weights while they load them. */
     static const char rearranged[] = " bloom falcon gpt2 ";
+    static const char scales[] =
+        "has kernels for groups of 32, 64 or 128 and for a scale per row (for that alone where "
+        "activations have 8 bits), and %s";
     const char *type =
         f->quantized && qc_config_word_in(s->model_type, rearranged) ? s->model_type : NULL;
+    const char *split = s->ranks > 1 && !o->integers ? o->quantized : NULL;
     const refusal_row all[] = {
+        /* of qconv's own loader and plug-in */
         {OURS, s->no_manifest ? "qconv.json" : NULL, "needs a %s, which is not there", "convert it",
          "convert it with qconv"},
         {OURS, qc_diffusers_class(s->model), "does not load models of diffusers (%s)",
@@ -304,69 +288,65 @@ static unsigned add_ours(refusal_row *rows, const qc_served *s, const finding *f
         {BIT(PLUGIN), f->stack, "does not take experts that are stacked in one tensor ('%s')",
          "leave out --requantize, or --experts separate",
          "--to keep --experts separate takes them apart where it can, and --to bf16 always"},
-    };
-    memcpy(rows, all, sizeof all);
-    return sizeof all / sizeof *all;
-}
-
-/* Those of bitsandbytes. */
-static unsigned add_bitsandbytes(refusal_row *rows, const qc_served *s, const finding *f)
-{
-    int is_it = f->quantized && !f->integers;
-    const refusal_row all[] = {
-        {BIT(VLLM), f->unlisted,
+        /* of any form */
+        {ALL, s->has_config ? NULL : "config.json", "needs a %s, which is not there",
+         "put the model's beside the weights", "put the model's beside the weights"},
+        {OTHERS, s->own_form, "does not load this form (%s), which only qconv reads",
+         s->instead ? s->instead : "--to bf16", "turn it back with --to bf16"},
+        {OTHERS, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",
+         "qconv unpack writes plain files"},
+        {BIT(TRANSFORMERS), s->rest,
+         "cannot compute with norms or biases in F32 beside a config.json of 16 bits (%s)",
+         "add that option", "convert again with that option"},
+        {OTHERS, o->stack,
+         "by itself loads no quantized experts that are stacked in one tensor ('%s')",
+         "--experts separate", "--to keep --experts separate takes them apart"},
+        {BIT(VLLM), o->kept_member,
+         "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members", SPLIT,
+         AGAIN},
+        /* of bitsandbytes */
+        {BIT(VLLM), o->unlisted,
          "looks for '%s' on the skip list, which does not have it, and quantizes again what was "
          "kept",
          "convert with this version", "convert again with this version"},
-        {BIT(VLLM), s->ranks > 1 && is_it ? f->quantized : NULL,
-         "does not split weights in bitsandbytes' form ('%s') over cards",
+        {BIT(VLLM), split, "does not split weights in bitsandbytes' form ('%s') over cards",
          "--for vllm-qconv serves them with qconv's plug-in, or --format compressed-tensors",
          AGAIN},
-        {BIT(VLLM), f->int8_expert, "has no int8 of bitsandbytes for experts, and '%s' is one",
+        {BIT(VLLM), o->int8_expert, "has no int8 of bitsandbytes for experts, and '%s' is one",
          "--to nf4", "convert again with --to nf4"},
-        {BIT(VLLM), f->kept_expert, "quantizes experts that were kept ('%s') again, to plain NF4",
+        {BIT(VLLM), o->kept_expert, "quantizes experts that were kept ('%s') again, to plain NF4",
          "quantize them too, without --keep", "convert again without --keep for experts"},
-        {BIT(VLLM), f->mixed_expert,
+        {BIT(VLLM), o->mixed_expert,
          "takes one block size for the experts of a layer, and '%s' has another",
          "leave out --split-fused", AGAIN},
-        {BIT(VLLM), f->cut_expert,
+        {BIT(VLLM), o->cut_expert,
          "joins the blocks of all experts, and '%s' is not a whole number of them",
          "a smaller --block-size", "convert again with a smaller --block-size"},
-    };
-    memcpy(rows, all, sizeof all);
-    return sizeof all / sizeof *all;
-}
-
-/* Those of compressed-tensors. */
-static unsigned add_integers(refusal_row *rows, const finding *f)
-{
-    static const char scales[] =
-        "has kernels for groups of 32, 64 or 128 and for a scale per row (for that alone where "
-        "activations have 8 bits), and %s";
-    const refusal_row all[] = {
-        {BIT(TRANSFORMERS) | BIT(VLLM), f->loose,
+        /* of compressed-tensors */
+        {BIT(TRANSFORMERS) | BIT(VLLM), o->loose,
          "takes weights of 8 bits beside activations of 16 only as pack-quantized, and '%s' is "
          "int-quantized",
          ANEW, ANEW},
-        {BIT(VLLM), f->odd_activations,
+        {BIT(VLLM), o->odd_activations,
          "has activations of fewer than 16 bits as int8 beside int8 weights alone, and '%s' is of "
          "another kind",
          ANEW, ANEW},
-        {BIT(VLLM), f->no_kernel, scales, ANEW, ANEW},
-        {BIT(VLLM), f->zero_points,
+        {BIT(VLLM), o->no_kernel, scales, ANEW, ANEW},
+        {BIT(VLLM), o->zero_points,
          "takes zero points beside 4-bit weights (and beside 8-bit ones on Hopper alone), and '%s' "
          "has 8 bits",
          ANEW, ANEW},
-        {BIT(VLLM), f->act_order, "no longer loads act-order, and '%s' has it", ANEW, ANEW},
-        {BIT(VLLM), f->mixed_member,
+        {BIT(VLLM), o->act_order, "no longer loads act-order, and '%s' has it", ANEW, ANEW},
+        {BIT(VLLM), o->mixed_member,
          "has one scheme for a fused group, and '%s' has another than its first member", SPLIT,
          AGAIN},
-        {BIT(VLLM), f->uneven_expert,
+        {BIT(VLLM), o->uneven_expert,
          "takes one scheme for the experts of a layer, and '%s' has another than the first", SPLIT,
          AGAIN},
-        {BIT(VLLM), f->static_expert,
+        {BIT(VLLM), o->static_expert,
          "quantizes the activations of experts itself, and those of '%s' are static", ANEW, ANEW},
     };
+    _Static_assert(sizeof all / sizeof *all <= ROWS_MOST, "all rows have room");
     memcpy(rows, all, sizeof all);
     return sizeof all / sizeof *all;
 }
@@ -374,7 +354,8 @@ static unsigned add_integers(refusal_row *rows, const finding *f)
 qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines, qc_error *err)
 {
     finding f = {.quantized = NULL};
-    refusal_row rows[32];
+    const finding nothing = {.quantized = NULL};
+    refusal_row rows[ROWS_MOST];
     const char *not5 = NULL;
     if (s->foreign && !s->own_form)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -383,15 +364,10 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
                 "or qconv",
                 s->foreign);
     QC_TRY(look_at_all(&f, s, err));
-    unsigned count = add_ours(rows, s, &f);
-    if (s->own_form) /* which is all that there is to say of others */
-        f = (finding){.quantized = NULL};
-    else
+    const unsigned count = list_rows(rows, s, &f, s->own_form ? &nothing : &f);
+    if (!s->own_form)
         QC_TRY(qc_loaders_not5(&not5, s->arena, s->model_type, f.expert_elems, f.quantized_elems,
                                err));
-    count += add_general(rows + count, s, &f);
-    count += add_bitsandbytes(rows + count, s, &f);
-    count += add_integers(rows + count, &f);
     *out = (qc_refusals){.count = 0};
     QC_TRY(qc_arena_array(s->arena, &out->list, QC_ENGINES * (count + 1), err));
     for (unsigned e = 0; e < QC_ENGINES; e++) {

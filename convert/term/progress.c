@@ -263,9 +263,8 @@ static qc_status start_thread(qc_progress *p, qc_error *err)
 qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char *verb,
                              uint64_t total_bytes, qc_error *err)
 {
-    void *mem = NULL;
-    QC_TRY(qc_calloc(&mem, 1, sizeof(qc_progress), err));
-    qc_progress *p = mem;
+    qc_progress *p = NULL;
+    QC_TRY(qc_calloc(&p, 1, sizeof *p, err));
     p->verb = verb;
     p->total_bytes = total_bytes;
     p->start_s = now_s();

@@ -59,7 +59,7 @@ void qc_table_columns(qc_table *t, const char *columns)
 static int reserve(qc_table *t)
 {
     size_t room = t->cell_room ? t->cell_room * 2 : 64 * t->column_count;
-    void *p = NULL;
+    const char **p = NULL;
     if (t->cell_count < t->cell_room)
         return 1;
     if (qc_arena_alloc(t->arena, &p, room, sizeof *t->cells, NULL) != QC_OK) {
