@@ -30,18 +30,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
-{
-    char bytes[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
-    for (uint32_t i = 0; i < placed->fit.budget->count; i++) {
-        const qc_fit_device *d = &placed->fit.devices[i];
-        qc_console_detail(plan->call, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
-                          d->device->name, d->layers, qc_text_bytes(bytes, d->weight_bytes),
-                          d->free_bytes == UINT64_MAX ? "no limit"
-                                                      : qc_text_bytes(left, d->free_bytes));
-    }
-}
-
 /* Finds out which tools load the output, and with --tp the options with which vLLM serves it. The
  * report outlives the plan. */
 static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
@@ -110,6 +98,7 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
 {
+    char bytes[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
     qc_geometry *geometry = NULL;
     QC_TRY(qc_arena_alloc(o->call.arena, &geometry, 1, sizeof *geometry, err));
     QC_TRY(qc_geometry_read(geometry, o->call.arena, model->config, err));
@@ -120,7 +109,13 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, &o->convert.plan, err));
     QC_TRY(qc_planned_model_check(placed, o->model, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));
-    tell_devices(&placed->plan, placed);
+    for (uint32_t i = 0; i < placed->fit.budget->count; i++) {
+        const qc_fit_device *d = &placed->fit.devices[i];
+        qc_console_detail(&o->call, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
+                          d->device->name, d->layers, qc_text_bytes(bytes, d->weight_bytes),
+                          d->free_bytes == UINT64_MAX ? "no limit"
+                                                      : qc_text_bytes(left, d->free_bytes));
+    }
     if (o->convert.plan.recipe.to != QC_TO_AUTO)
         return QC_OK;
     const qc_auto_result *chosen = &placed->chosen;
@@ -201,18 +196,6 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     return QC_OK;
 }
 
-static qc_status print_conversion(const qc_options *o, const qc_convert_report *r, qc_error *err)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, (size_t)1 << 20);
-    qc_status st = QC_OK;
-    if (o->call.json)
-        st = qc_report_json(r, &out, err);
-    else if (!o->call.quiet)
-        st = qc_report_text(r, &out, err);
-    return qc_console_deliver(st, &out, NULL, err);
-}
-
 /* Somebody who planned a model by its id tries that id with convert next. */
 static qc_status check_model(const char *model, qc_error *err)
 {
@@ -266,8 +249,14 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     if (st == QC_OK)
         st = convert_model(o, model, rank, &report, err);
     if (st == QC_OK && !o->convert.dry_run) {
+        qc_strbuf out;
+        qc_strbuf_init(&out, (size_t)1 << 20);
         report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
-        st = print_conversion(o, &report, err);
+        if (o->call.json)
+            st = qc_report_json(&report, &out, err);
+        else if (!o->call.quiet)
+            st = qc_report_text(&report, &out, err);
+        st = qc_console_deliver(st, &out, NULL, err);
     }
     qc_checkpoint_close(model);
     return st;

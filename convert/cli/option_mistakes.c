@@ -15,6 +15,15 @@ static unsigned miss(const char *typed, size_t len, const char *name)
     return d <= 2 && d * 3 <= len ? d : UINT32_MAX;
 }
 
+/* Is `typed` nearer to this name than to all before? *best_miss is UINT32_MAX at first. */
+static int is_nearer(const char *typed, size_t len, const char *name, unsigned *best_miss)
+{
+    const unsigned m = miss(typed, len, name);
+    const int nearer = m < *best_miss;
+    *best_miss = nearer ? m : *best_miss;
+    return nearer;
+}
+
 /* Is `typed` the name, where case does not matter and '_' is '-'? */
 static int is_name(const char *typed, size_t len, const char *name)
 {
@@ -54,11 +63,8 @@ const qc_command_row *qc_mistaken_command(const char *word)
     for (unsigned i = 0; i < qc_command_count; i++) {
         if (is_listed(word, strlen(word), qc_command_table[i].foreign))
             return &qc_command_table[i];
-        unsigned m = miss(word, strlen(word), qc_command_table[i].name);
-        if (m < best_miss) {
+        if (is_nearer(word, strlen(word), qc_command_table[i].name, &best_miss))
             best = &qc_command_table[i];
-            best_miss = m;
-        }
     }
     return best;
 }
@@ -75,21 +81,6 @@ static const qc_foreign_name *foreign_name(const qc_option_row *row, const char 
             is_listed(typed, len, f->names))
             return f;
     return NULL;
-}
-
-static const qc_option_row *near_row(const char *typed, size_t len, const qc_option_row *rows,
-                                     qc_command command)
-{
-    const qc_option_row *best = NULL;
-    unsigned best_miss = UINT32_MAX;
-    for (const qc_option_row *r = rows; r->name; r++) {
-        unsigned m = miss(typed, len, r->name);
-        if ((r->commands & QC_CMD_BIT(command)) && m < best_miss) {
-            best = r;
-            best_miss = m;
-        }
-    }
-    return best;
 }
 
 qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed, size_t len,
@@ -110,7 +101,11 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
             return qc_arena_printf(arena, text, err, "%s without an option: qconv %s",
                                    c->places[i].name, usage);
         }
-    const qc_option_row *meant = foreign ? r : near_row(typed, len, rows, command);
+    const qc_option_row *meant = foreign ? r : NULL;
+    unsigned best_miss = UINT32_MAX;
+    for (r = rows; !foreign && r->name; r++)
+        if ((r->commands & QC_CMD_BIT(command)) && is_nearer(typed, len, r->name, &best_miss))
+            meant = r;
     return meant ? qc_arena_printf(arena, text, err, "--%s", meant->name) : QC_OK;
 }
 
@@ -211,13 +206,9 @@ const char *qc_mistaken_choice(const qc_option_row *row, const char *typed)
     for (const qc_choice_words *w = row->words; w && w->names; w++)
         if (is_listed(typed, strlen(typed), w->names))
             return w->choice;
-    for (unsigned c = 0; row->choices && row->choices[c]; c++) {
-        unsigned m = miss(typed, strlen(typed), row->choices[c]);
-        if (m < best_miss) {
+    for (unsigned c = 0; row->choices && row->choices[c]; c++)
+        if (is_nearer(typed, strlen(typed), row->choices[c], &best_miss))
             best = row->choices[c];
-            best_miss = m;
-        }
-    }
     return best;
 }
 

@@ -13,17 +13,6 @@ static qc_status use_cpu(qc_devices *out, const char *why)
     return QC_OK;
 }
 
-/* Lists devices [0, count): "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)". */
-static qc_status list_gpus(const qc_cuda_device *gpus, unsigned count, qc_arena *arena,
-                           const char **out, qc_error *err)
-{
-    *out = "";
-    for (unsigned i = 0; i < count; i++)
-        QC_TRY(qc_arena_printf(arena, out, err, "%s%scuda:%d (%s)", *out, i ? ", " : "",
-                               gpus[i].index, gpus[i].name));
-    return QC_OK;
-}
-
 /* Refuses the index of a GPU that CUDA does not show. */
 static qc_status refuse_index(const qc_gpu_work *work, const qc_device_wish *w, unsigned index,
                               unsigned count, qc_arena *arena, qc_error *err)
@@ -106,5 +95,9 @@ qc_status qc_devices_choose(qc_devices *out, qc_device_options from, uint64_t so
     if (out->gpu_count == 0)
         return use_cpu(out, out->why);
     out->why = NULL;
-    return list_gpus(out->gpus, out->gpu_count, arena, &out->text, err);
+    out->text = "";
+    for (unsigned i = 0; i < out->gpu_count; i++)
+        QC_TRY(qc_arena_printf(arena, &out->text, err, "%s%scuda:%d (%s)", out->text, i ? ", " : "",
+                               out->gpus[i].index, out->gpus[i].name));
+    return QC_OK;
 }

@@ -115,23 +115,6 @@ typedef struct {
     const char **trouble; /* why a GPU did not answer, or NULL */
 } driver_gpus;
 
-static qc_status read_facts(driver_gpus *d, qc_arena *arena, qc_error *err)
-{
-    d->count = qc_nvml_count(d->nvml);
-    if (d->count > QC_MAX_GPUS)
-        d->count = QC_MAX_GPUS;
-    QC_TRY(qc_arena_alloc(arena, &d->facts, d->count, sizeof *d->facts, err));
-    QC_TRY(qc_arena_alloc(arena, &d->uuids, d->count, sizeof *d->uuids, err));
-    QC_TRY(qc_arena_alloc(arena, &d->trouble, d->count, sizeof *d->trouble, err));
-    for (unsigned i = 0; i < d->count; i++) {
-        qc_error why = {0};
-        if (qc_nvml_read_facts(d->nvml, i, &d->facts[i], &why) != QC_OK)
-            QC_TRY(qc_arena_strndup(arena, &d->trouble[i], why.msg, strlen(why.msg), err));
-        d->uuids[i] = d->facts[i].uuid;
-    }
-    return QC_OK;
-}
-
 /* Adds one more sentence to the warning. */
 static qc_status add_warning(qc_hardware *h, qc_arena *arena, const char *text, qc_error *err)
 {
@@ -187,7 +170,18 @@ static qc_status read_visible(qc_hardware *h, driver_gpus *d, qc_arena *arena, q
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     unsigned visible[QC_MAX_GPUS], shown = 0;
-    QC_TRY(read_facts(d, arena, err));
+    d->count = qc_nvml_count(d->nvml);
+    if (d->count > QC_MAX_GPUS)
+        d->count = QC_MAX_GPUS;
+    QC_TRY(qc_arena_array(arena, &d->facts, d->count, err));
+    QC_TRY(qc_arena_array(arena, &d->uuids, d->count, err));
+    QC_TRY(qc_arena_array(arena, &d->trouble, d->count, err));
+    for (unsigned i = 0; i < d->count; i++) {
+        qc_error why = {0};
+        if (qc_nvml_read_facts(d->nvml, i, &d->facts[i], &why) != QC_OK)
+            QC_TRY(qc_arena_strndup(arena, &d->trouble[i], why.msg, strlen(why.msg), err));
+        d->uuids[i] = d->facts[i].uuid;
+    }
     if (qc_nvml_count(d->nvml) > d->count)
         QC_TRY(add_warning(h, arena, "only the driver's first 64 GPUs are looked at", err));
     qc_cuda_visible(list, d->uuids, d->count, visible, &shown);

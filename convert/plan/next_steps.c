@@ -114,6 +114,8 @@ static void add_command(qc_strbuf *to, const char *program, const char *words, c
 static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char *program,
                             const char *out, qc_error *err)
 {
+    for (int i = 0; i < STEPS; i++)
+        qc_strbuf_init(&s[i], (size_t)1 << 20);
     if (l->own_form || l->compressed)
         beside(&s[PATH], out, l->own_form ? "-bf16" : "-plain");
     else
@@ -150,12 +152,6 @@ static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char 
     for (int i = 0; i < STEPS; i++)
         QC_TRY(qc_strbuf_status(&s[i], err));
     return QC_OK;
-}
-
-static void init_steps(qc_strbuf s[STEPS])
-{
-    for (int i = 0; i < STEPS; i++)
-        qc_strbuf_init(&s[i], (size_t)1 << 20);
 }
 
 static void deinit_steps(qc_strbuf s[STEPS])
@@ -221,8 +217,7 @@ static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *
 qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const char *out,
                              qc_strbuf *text, qc_error *err)
 {
-    qc_strbuf s[STEPS];
-    init_steps(s);
+    qc_strbuf s[STEPS] = {{.data = NULL}};
     qc_status st = make_steps(s, l, program, out, err);
     if (st == QC_OK) {
         add_steps(l, s, text);
@@ -239,8 +234,7 @@ qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const cha
 {
     static const char *const names[] = {"command", "python", "load", "serve"};
     const int is_loaded = loads(l), transformers = strcmp(l->library, "transformers") == 0;
-    qc_strbuf s[STEPS];
-    init_steps(s);
+    qc_strbuf s[STEPS] = {{.data = NULL}};
     qc_status st = out ? make_steps(s, l, program, out, err) : QC_OK;
     qc_json_begin_object(w, "loads");
     qc_json_put_text(w, "form", l->own_form ? l->own_form : l->row.form);
