@@ -110,7 +110,7 @@ int qc_config_flag(const qc_config *c, const char *name, int missing)
 }
 
 qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
-                                const qc_json_node *list, qc_error *err)
+                                const qc_json_node *list, uint64_t first, qc_error *err)
 {
     if (!list)
         return QC_OK;
@@ -121,12 +121,12 @@ qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
         uint64_t layer = 0;
         QC_TRY(qc_json_as_u64(n, key, &layer, err));
-        if (layer >= layer_count)
+        if (layer < first || layer - first >= layer_count)
             QC_FAIL(err, QC_ERR_INPUT,
                     "config.json: %.*s names layer %" PRIu64 ", but there are only %" PRIu32
                     " layers",
                     NAME_SHOWN_BYTES, key, layer, layer_count);
-        marks[layer] = 1;
+        marks[layer - first] = 1;
     }
     return QC_OK;
 }

@@ -36,8 +36,10 @@ QC_NODISCARD qc_status qc_config_read(uint64_t *out, const qc_config *c, const c
                                       uint64_t max, uint64_t missing, qc_error *err);
 /* Reads a boolean. The result is `missing` where the field is missing or not a boolean. */
 int qc_config_flag(const qc_config *c, const char *name, int missing);
-/* Is layer among the integers of the list? A list of anything else is QC_ERR_INPUT. */
+/* Marks the layers whose numbers the list has; the first layer has the number `first`. Another list
+ * is QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
-                                             const qc_json_node *list, qc_error *err);
+                                             const qc_json_node *list, uint64_t first,
+                                             qc_error *err);
 
 #endif

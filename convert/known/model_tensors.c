@@ -235,7 +235,7 @@ static qc_status mark_dense(maker *m, qc_error *err)
     const qc_json_node *list = qc_config_text_field(m->config, "mlp_layer_types");
     QC_TRY(qc_arena_array(m->arena, &m->dense, m->g->layer_count, err));
     QC_TRY(qc_config_mark_layers(m->dense, m->g->layer_count,
-                                 qc_config_text_field(m->config, "mlp_only_layers"), err));
+                                 qc_config_text_field(m->config, "mlp_only_layers"), 0, err));
     if (list && qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT, "config.json: mlp_layer_types is not a list");
     const qc_json_node *n = list ? qc_json_first(list) : NULL;

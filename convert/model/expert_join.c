@@ -265,7 +265,7 @@ static qc_status join(joiner *j, qc_error *err)
 
 qc_status qc_experts_join(qc_checkpoint *c, qc_error *err)
 {
-    joiner j = {.c = c, .names = qc_expert_names_of(c)};
+    joiner j = {.c = c, .names = qc_experts_names(c)};
     if (!j.names) {
         for (size_t i = 0; i < c->tensor_count; i++) {
             if (qc_expert_stem(c->tensors[i].name) > 0)

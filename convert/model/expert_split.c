@@ -4,7 +4,6 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/families/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint_internal.h"
@@ -14,18 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const qc_expert_names families[] = {
-    {" qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text deepseek_v2 deepseek_v3 "
-     "deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa olmoe flex_olmo "
-     "exaone_moe solar_open cohere2_moe mellum hunyuan_v1_moe longcat_flash ",
-     "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL},
-    {" mixtral minimax minimax_m2 ", "block_sparse_moe.experts", "w1", "w3", "w2",
-     "block_sparse_moe.gate.weight"},
-};
-
-/* Types whose stacks are published as such, with these names, and which have no other form. */
-static const char published_stacked[] = " granitemoe granitemoeshared granitemoehybrid ";
 
 static const char gate_up_tail[] = QC_EXPERTS_GATE_UP;
 static const char down_tail[] = QC_EXPERTS_DOWN;
@@ -51,19 +38,15 @@ typedef struct {
     qc_st_cursor *cursor; /* of quant_states; NULL: none was read yet */
 } splitter;
 
-static int is_type(const qc_checkpoint *c, const char *types)
+static const char *type_of(const qc_checkpoint *c)
 {
     const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
-    return qc_config_word_in(qc_json_string_or(qc_json_get(root, "model_type"), ""), types);
+    return qc_json_string_or(qc_json_get(root, "model_type"), "");
 }
 
-const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c)
+const qc_expert_names *qc_experts_names(const qc_checkpoint *c)
 {
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        if (is_type(c, families[i].types))
-            return &families[i];
-    }
-    return NULL;
+    return qc_expert_names_of(type_of(c));
 }
 
 /* Returns the length of what stands before the tail, where the tail begins a component of the name;
@@ -454,7 +437,7 @@ static qc_status split(splitter *s, qc_error *err)
 
 qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
 {
-    splitter s = {.c = c, .model = c, .names = qc_expert_names_of(c), .fp8_only = fp8_only};
+    splitter s = {.c = c, .model = c, .names = qc_experts_names(c), .fp8_only = fp8_only};
     QC_TRY(qc_coded_block(s.block, c, err));
     qc_status st = split(&s, err);
     qc_st_cursor_destroy(s.cursor);
@@ -463,7 +446,7 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
 
 int qc_experts_known(const qc_checkpoint *c)
 {
-    return qc_expert_names_of(c) != NULL || is_type(c, published_stacked);
+    return qc_experts_names(c) != NULL || qc_type_is("published_stacked", type_of(c));
 }
 
 static int is_granite_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
@@ -476,14 +459,14 @@ static int is_granite_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *
         if (down && up->ndim == 3 && down->ndim == 3 && up->dims[0] == down->dims[0] &&
             up->dims[1] % 2 == 0 && up->dims[1] / 2 == down->dims[2] &&
             up->dims[2] == down->dims[1])
-            return is_type(c, published_stacked);
+            return qc_type_is("published_stacked", type_of(c));
     }
     return 0;
 }
 
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
 {
-    const splitter s = {.model = c, .names = qc_expert_names_of(c)};
+    const splitter s = {.model = c, .names = qc_experts_names(c)};
     fused_kind kind;
     return t->ndim == 3 && t->bytes > 0 && qc_dtype_is_quantizable(t->dtype) &&
            (is_fused(&s, t, &kind) || is_granite_stack(c, t));

@@ -14,6 +14,7 @@
 #ifndef QC_CONVERT_EXPERT_SPLIT_H
 #define QC_CONVERT_EXPERT_SPLIT_H
 
+#include "convert/families/type_table.h"
 #include "convert/model/recipe_options.h"
 #include "formats/bnb_state.h"
 #include "formats/checkpoint.h"
@@ -43,19 +44,12 @@ int qc_experts_are_stacked(const qc_checkpoint *c);
 
 /* ---- for expert_join.c and recipe.c ---- */
 
-typedef struct {
-    const char *types;            /* " a b " */
-    const char *path;             /* of the experts in a released checkpoint */
-    const char *gate, *up, *down; /* names of the matrices in that checkpoint */
-    const char *router;           /* the released name of "mlp.gate.weight"; NULL: it is the same */
-} qc_expert_names;
-
 #define QC_EXPERTS_GATE_UP "mlp.experts.gate_up_proj"
 #define QC_EXPERTS_DOWN    "mlp.experts.down_proj"
 #define QC_EXPERTS_ROUTER  "mlp.gate.weight"
 
 /* NULL: the type is not known, or there is no config.json. */
-const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c);
+const qc_expert_names *qc_experts_names(const qc_checkpoint *c);
 
 /* How the weights of a stack are stored: floats, or codes with what lies beside them. */
 typedef enum { QC_EXPERTS_FLOATS, QC_EXPERTS_NF4, QC_EXPERTS_INT8 } qc_expert_form;

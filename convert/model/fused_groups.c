@@ -7,48 +7,6 @@
 
 #define NO_RULE UINT32_MAX
 
-/* The first row that has a name counts. Where queries meet keys of another sequence, the queries
- * are on their own (whisper). vLLM serves no model with cross_attn, and its general fusing wants
- * one input for all three. */
-static const qc_fused_row rows[] = {
-    {{"k_proj", "v_proj"}, "kv_proj", NULL, "encoder_attn"},
-    {{NULL}, NULL, NULL, "cross_attn"},
-    {{"q_proj", "k_proj", "v_proj"}, "qkv_proj", NULL, NULL},
-    {{"gate_proj", "up_proj"}, "gate_up_proj", NULL, NULL},
-    {{"query", "key", "value"}, "qkv_proj", NULL, NULL},        /* BERT */
-    {{"w1", "w3"}, "gate_up_proj", "w13", NULL},                /* InternLM2, LFM2 */
-    {{"c_fc_0", "c_fc_1"}, "gate_up_proj", NULL, NULL},         /* EXAONE */
-    {{"in_proj_qkv", "in_proj_z"}, "in_proj_qkvz", NULL, NULL}, /* Qwen3.5 */
-    {{"in_proj_b", "in_proj_a"}, "in_proj_ba", NULL, NULL},
-    {{"q_a_proj", "kv_a_proj_with_mqa"}, "fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa", NULL},
-};
-
-static int is_component(const char *s, size_t len, const char *word)
-{
-    return word && strlen(word) == len && memcmp(s, word, len) == 0;
-}
-
-/* Finds the row of a module's name below a parent, whose last component is also given. */
-static const qc_fused_row *row_of(const char *module, size_t len, const char *parent,
-                                  size_t parent_len)
-{
-    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-        if (rows[r].parent) {
-            if (!is_component(parent, parent_len, rows[r].parent))
-                continue;
-            if (!rows[r].fused)
-                return NULL;
-        }
-        for (unsigned k = 0; k < QC_FUSED_MEMBERS; k++) {
-            if (is_component(module, len, rows[r].members[k]))
-                return &rows[r];
-        }
-        if (rows[r].parent)
-            return NULL; /* below this parent only its own row counts */
-    }
-    return NULL;
-}
-
 /* How the names of weights end: plain ones, and those that other tools packed. */
 static const char *const tails[] = {".weight", ".weight_packed", ".qweight"};
 #define TAIL_COUNT (sizeof tails / sizeof *tails)
@@ -83,7 +41,7 @@ int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t 
     while (parent > 0 && name[parent - 1] != '.')
         parent--;
     *out = (qc_fused_group){.parent_len = parent_len};
-    out->row = row_of(name + begin, end - begin, name + parent, parent_len - parent);
+    out->row = qc_fused_row_of(name + begin, end - begin, name + parent, parent_len - parent);
     for (unsigned k = 0; out->row && k < QC_FUSED_MEMBERS && out->row->members[k]; k++) {
         const qc_checkpoint_tensor *t = find_member(model, name, begin, out->row->members[k]);
         if (t)

@@ -1,25 +1,13 @@
 /* Which weights the engines that serve a model hold as one: queries, keys and values; gate and up;
  * the experts of a layer. Such a fused group needs one choice, because one module has one scheme:
- * a member that was kept in 16 bits among quantized ones does not load, or is quantized again.
- *
- * The rows were read from the packed_modules_mapping and the stacked weights of all models of vLLM
- * 0.32.0. The lists in config.json have `other` beside vLLM's name. transformers fuses nothing of
- * this. */
+ * a member that was kept in 16 bits among quantized ones does not load, or is quantized again. The rows are in
+ * convert/families/type_table.c. */
 #ifndef QC_CONVERT_FUSED_GROUPS_H
 #define QC_CONVERT_FUSED_GROUPS_H
 
+#include "convert/families/type_table.h"
 #include "convert/model/recipe_options.h"
 #include "formats/checkpoint.h"
-
-#define QC_FUSED_MEMBERS 3u /* at most */
-
-/* One table row: modules of these names below one parent are one module in an engine. */
-typedef struct {
-    const char *members[QC_FUSED_MEMBERS]; /* the last are NULL where there are fewer */
-    const char *fused;                     /* what vLLM calls the module, and most others too */
-    const char *other;                     /* what some engine calls it instead, or NULL */
-    const char *parent; /* the row counts only below a module of this name; NULL: below all */
-} qc_fused_row;
 
 /* A group of a checkpoint. It has at least two members, in the row's order. */
 typedef struct {

@@ -13,21 +13,40 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_CONTEXT  QC_GEOMETRY_MAX_CONTEXT
-#define MAX_MEDIA    (UINT64_C(1) << 40)
-#define GEMMA_HEAD   256u
-#define GEMMA3_HEADS 8u
-#define GEMMA3_KV    4u
-#define F32_BYTES    4u
+#define MAX_CONTEXT QC_GEOMETRY_MAX_CONTEXT
+#define MAX_MEDIA   (UINT64_C(1) << 40)
+#define F32_BYTES   4u
 
 typedef qc_geometry_reader reader;
+
+int qc_geometry_is(const reader *r, const char *types)
+{
+    return qc_config_word_in(r->config.text_type, types);
+}
+
+qc_status qc_geometry_size(const reader *r, uint64_t *out, const char *names, uint64_t missing,
+                           qc_error *err)
+{
+    const qc_json_node *n = qc_config_text_field(&r->config, names);
+    if (!n || qc_json_kind_of(n) != QC_JSON_ARRAY || !qc_json_first(n))
+        return qc_config_count(out, n, QC_CONFIG_MAX_SIZE, missing, err);
+    *out = 0;
+    for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
+        uint64_t size = 0;
+        if (qc_json_kind_of(each) == QC_JSON_ARRAY)
+            continue; /* these are stages of a vision tower, which a text does not pass */
+        QC_TRY(qc_config_count(&size, each, QC_CONFIG_MAX_SIZE, 0, err));
+        *out = size > *out ? size : *out;
+    }
+    return QC_OK;
+}
 
 /* ---- the shape ---- */
 
 static qc_status read_kv_heads(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    uint64_t missing = qc_geometry_is(r, " gemma3_text ") ? GEMMA3_KV : g->heads;
+    uint64_t missing = r->row->kv_heads ? r->row->kv_heads : g->heads;
     if (qc_geometry_is(r, " falcon RefinedWeb RefinedWebModel ") &&
         !qc_config_flag(&r->config, "new_decoder_architecture", 0)) {
         g->kv_heads = qc_config_flag(&r->config, "multi_query", 1) ? 1 : g->heads;
@@ -45,13 +64,12 @@ static qc_status read_kv_heads(reader *r, qc_error *err)
 static qc_status read_head_dim(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    uint64_t missing = qc_geometry_is(r, " gemma gemma2 gemma3_text ") ? GEMMA_HEAD : 0;
     const char *names = qc_geometry_is(r, " zamba zamba2 ") ? "attention_head_dim head_dim"
                                                             : "head_dim kv_channels d_kv";
     /* Only the configuration of the text counts, because a projector or another tower may have a
      * head_dim too. */
     QC_TRY(qc_config_count(&g->head_dim, qc_config_field(r->config.text, names), QC_CONFIG_MAX_SIZE,
-                           missing, err));
+                           r->row->head_dim, err));
     if (g->head_dim != 0 || g->heads == 0)
         return QC_OK;
     if (g->hidden % g->heads != 0 && !g->guessed && g->decoder)
@@ -106,7 +124,7 @@ static qc_status read_shape(reader *r, qc_error *err)
         qc_geometry_size(r, &g->heads,
                          "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
                          "n_head n_heads num_heads attention_heads",
-                         qc_geometry_is(r, " gemma3_text ") ? GEMMA3_HEADS : 0, err));
+                         r->row->heads, err));
     QC_TRY(read_kv_heads(r, err));
     QC_TRY(read_head_dim(r, err));
     QC_TRY(qc_geometry_size(r, &g->vocab, "vocab_size padded_vocab_size", 0, err));
@@ -117,7 +135,7 @@ static qc_status read_shape(reader *r, qc_error *err)
     g->dtype = read_dtype(r);
     if (g->layer_count == 0 || g->guessed || !g->decoder)
         return QC_OK;
-    if (g->heads == 0 && !qc_geometry_is(r, QC_ATTENTION_FREE))
+    if (g->heads == 0 && !(r->row->in == QC_LAYER_STATE && r->row->out == QC_LAYER_STATE))
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: there are %" PRIu32 " layers but no num_attention_heads",
                 g->layer_count);
@@ -229,6 +247,12 @@ static int is_encoder_class(const char *name)
     return 0;
 }
 
+/* Does this type keep nothing from one token to the next, whatever its config.json says? */
+static int has_no_cache(const char *type)
+{
+    return qc_type_is("run_without_cache", type) || qc_type_is("worked_out_without_cache", type);
+}
+
 static void read_role(reader *r)
 {
     qc_geometry *g = r->out;
@@ -236,10 +260,9 @@ static void read_role(reader *r)
     const qc_json_node *first =
         list && qc_json_kind_of(list) == QC_JSON_ARRAY ? qc_json_first(list) : NULL;
     const char *type = r->config.text_type;
-    g->decoder = !qc_geometry_type_has_no_cache(type) &&
-                 !qc_geometry_type_has_no_cache(r->config.model_type) &&
+    g->decoder = !has_no_cache(type) && !has_no_cache(r->config.model_type) &&
                  !(first && is_encoder_class(qc_json_string_or(first, "")));
-    if (qc_geometry_type_is_encoder(type))
+    if (qc_type_is("encoder", type))
         g->decoder &= qc_config_flag(&r->config, "is_decoder", 0);
     g->encoder_decoder =
         g->decoder && (qc_config_flag(&r->config, "is_encoder_decoder", 0) ||
@@ -282,7 +305,10 @@ qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *con
         return QC_OK;
     QC_TRY(qc_arena_strndup(arena, &out->model_type, r.config.model_type,
                             strlen(r.config.model_type), err));
-    out->guessed = !qc_geometry_type_is_known(r.config.text_type);
+    r.row = qc_cache_row_of(r.config.text_type);
+    out->guessed = !qc_type_is("compared", r.config.text_type) &&
+                   !qc_type_is("worked_out", r.config.text_type) &&
+                   !has_no_cache(r.config.text_type) && !qc_type_is("encoder", r.config.text_type);
     read_role(&r);
     QC_TRY(read_shape(&r, err));
     QC_TRY(read_mlp(&r, err));

@@ -10,6 +10,7 @@
 #include "convert/model/recipe.h"
 
 #include "base/text.h"
+#include "convert/families/type_table.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
@@ -103,10 +104,10 @@ static void read_facts(maker *m)
     for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++)
         m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
     m->table = qc_family_find(m->facts.model_type);
-    m->facts.has_conv1d = qc_rules_conv1d_type(m->facts.model_type);
+    m->facts.has_conv1d = qc_type_is("conv1d", m->facts.model_type);
     for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
         m->facts.has_conv1d |=
-            qc_rules_conv1d_type(qc_json_string_or(qc_json_get(part, "model_type"), ""));
+            qc_type_is("conv1d", qc_json_string_or(qc_json_get(part, "model_type"), ""));
 }
 
 /* Is the output head tied to the embeddings? A head that is in the file shares their values when
@@ -589,13 +590,13 @@ static qc_status decide(maker *m, qc_error *err)
  * loader's defaults, so they have to be in it. */
 static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
 {
-    const char *head = qc_rules_hidden_head(m->facts.model_type);
+    const char *head = qc_type_hidden_head(m->facts.model_type);
     QC_TRY(qc_skip_add(list, "lm_head", strlen("lm_head"), err));
     QC_TRY(qc_skip_add(list, head, strlen(head), err));
     /* The models within a composite model have heads of their own types. */
     const qc_json_node *part = first_member(m->model);
     for (; part; part = qc_json_next(part)) {
-        head = qc_rules_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
+        head = qc_type_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
         if (strcmp(head, "lm_head") != 0)
             QC_TRY(qc_skip_add_absent(list, head, err));
     }
@@ -621,7 +622,7 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
 static qc_status skip_label_heads(maker *m, qc_skip_list *list, qc_error *err)
 {
     const char *head = NULL;
-    for (unsigned i = 0; (head = qc_rules_label_head(m->facts.model_type, i)) != NULL; i++) {
+    for (unsigned i = 0; (head = qc_type_label_head(m->facts.model_type, i)) != NULL; i++) {
         if (m->facts.model_type[0])
             QC_TRY(qc_skip_add_absent(list, head, err));
     }

@@ -6,7 +6,7 @@
 #include "convert/model/recipe_rules.h"
 
 #include "base/text.h"
-#include "convert/families/config_fields.h"
+#include "convert/families/type_table.h"
 
 #include <string.h>
 
@@ -218,11 +218,10 @@ static int held_in_float(const qc_model_facts *facts, const name_parts *n)
     if ((n->path_flags & WORD_INDEXER) && equals(n->module, n->module_len, "weights_proj"))
         return 1;
     if (equals(n->module, n->module_len, "wo"))
-        return qc_config_word_in(facts->model_type,
-                                 " t5 mt5 umt5 udop pop2piano longt5 switch_transformers ");
+        return qc_type_is("wo_in_float", facts->model_type);
     if (n->path_flags & WORD_COMPRESSOR)
-        return qc_config_word_in(facts->model_type, " deepseek_v4 ");
-    return (n->path_flags & WORD_QFORMER) && qc_config_word_in(facts->model_type, " blip-2 ");
+        return qc_type_is("compressor_in_float", facts->model_type);
+    return (n->path_flags & WORD_QFORMER) && qc_type_is("qformer_in_float", facts->model_type);
 }
 
 /* Is it a head that predicts a label? "classifier" also counts at the end of a longer name, because
@@ -293,52 +292,6 @@ void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *
     } else {
         classify_matrix(facts, t, &n, out);
     }
-}
-
-const char *qc_rules_hidden_head(const char *model_type)
-{
-    static const struct {
-        const char *types, *module;
-    } heads[] = {
-        {" whisper moonshine canary ", "proj_out"},     {" biogpt trocr ", "output_projection"},
-        {" gpt_neox gpt_neox_japanese ", "embed_out"},  {" distilbert ", "vocab_projector"},
-        {" xlm flaubert ", "pred_layer.proj"},          {" xlnet ", "lm_loss"},
-        {" neomme ", "unembedding_projection"},         {" electra convbert ", "generator_lm_head"},
-        {" modernbert modernbert-decoder ", "decoder"},
-    };
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
-        if (qc_config_word_in(model_type, heads[i].types))
-            return heads[i].module;
-    }
-    return "lm_head";
-}
-
-const char *qc_rules_label_head(const char *model_type, unsigned n)
-{
-    static const char *const all[] = {"classifier", "qa_outputs", "score"};
-    static const struct {
-        const char *types, *modules[2];
-    } more[] = {
-        {" distilbert ", {"pre_classifier", NULL}},
-        {" bart mbart plbart led t5 mt5 umt5 ", {"classification_head", NULL}},
-        {" xlnet xlm flaubert ", {"sequence_summary", "logits_proj"}},
-        {" bert albert big_bird deberta deberta-v2 ernie layoutlm megatron-bert mobilebert mra "
-         "nystromformer roformer squeezebert yoso ",
-         {"pooler", "pooler.dense"}},
-    };
-    if (n < 3)
-        return all[n];
-    for (size_t i = 0; n < 5 && i < sizeof more / sizeof *more; i++) {
-        if (qc_config_word_in(model_type, more[i].types))
-            return more[i].modules[n - 3];
-    }
-    return NULL;
-}
-
-int qc_rules_conv1d_type(const char *model_type)
-{
-    return qc_config_word_in(model_type,
-                             " gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder ");
 }
 
 int qc_rules_conv1d_name(const char *name)

@@ -12,7 +12,7 @@
 
 #include "base/alloc.h"
 #include "convert/families/config_fields.h"
-#include "convert/model/recipe_rules.h"
+#include "convert/families/type_table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -598,7 +598,7 @@ static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
     uint32_t head = m->segment_of_group[GROUP_HEAD];
     if (head == NONE || !m->geometry->decoder || has_head_weight(m))
         return QC_OK;
-    return add_empty(l, qc_rules_hidden_head(c.model_type), head, err);
+    return add_empty(l, qc_type_hidden_head(c.model_type), head, err);
 }
 
 static qc_status hand_out(maker *m, const module_list *l, qc_error *err)
