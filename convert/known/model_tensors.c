@@ -8,14 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FIRST_CAPACITY   512u
 #define NAME_SHOWN_BYTES 80
 #define NAME_BYTES       192u
 #define MXFP4_BLOCK      32u
 
 typedef struct {
     qc_model_tensors *out;
-    size_t capacity;
     qc_arena *arena;
     const qc_config *config;
     const qc_geometry *g;
@@ -46,14 +44,7 @@ static qc_status add(maker *m, const char *leaf, qc_dtype dtype, unsigned ndim,
                 "config.json: expected a model of at most %u tensors, found more: %" PRIu32
                 " layers with %" PRIu64 " experts each",
                 QC_MODEL_MAX_TENSORS, m->g->layer_count, m->g->experts);
-    if (o->count == m->capacity) {
-        const qc_checkpoint_tensor *old = o->rows;
-        size_t capacity = m->capacity ? 2 * m->capacity : FIRST_CAPACITY;
-        QC_TRY(qc_arena_array(m->arena, &o->rows, capacity, err));
-        if (o->count)
-            memcpy(o->rows, old, o->count * sizeof *o->rows);
-        m->capacity = capacity;
-    }
+    QC_TRY(qc_arena_more(m->arena, &o->rows, o->count, err));
     qc_checkpoint_tensor *t = &o->rows[o->count];
     memset(t, 0, sizeof *t);
     QC_TRY(qc_arena_printf(m->arena, &t->name, err, "%s%s", m->name, leaf));

@@ -27,80 +27,41 @@ enum {
     WORD_DETECTOR = 4096
 };
 
+/* Lists end with NULL. */
 static const struct {
-    const char *text;
-    unsigned char len;
     unsigned flag;
+    const char *texts[13];
 } words[] = {
-#define WORD(text, flag)                                                                           \
-    {                                                                                              \
-        text, sizeof text - 1, flag                                                                \
-    }
-    WORD("lm_head", WORD_HEAD),
-    WORD("lm_heads", WORD_HEAD),
-    WORD("generator_lm_head", WORD_HEAD),
-    WORD("embed_out", WORD_HEAD),
-    WORD("vocab_projector", WORD_HEAD),
-    WORD("predictions", WORD_PREDICTIONS),
-    WORD("entity_predictions", WORD_PREDICTIONS),
-    WORD("classifier", WORD_LABELS),
-    WORD("score", WORD_LABELS),
-    WORD("qa_outputs", WORD_LABELS),
-    WORD("bbox_embed", WORD_DETECTOR),
-    WORD("class_embed", WORD_DETECTOR),
-    WORD("embed_tokens", WORD_EMBEDDING),
-    WORD("wte", WORD_EMBEDDING),
-    WORD("wpe", WORD_EMBEDDING),
-    WORD("word_embeddings", WORD_EMBEDDING),
-    WORD("position_embeddings", WORD_EMBEDDING),
-    WORD("token_type_embeddings", WORD_EMBEDDING),
-    WORD("tok_embeddings", WORD_EMBEDDING),
-    WORD("embed_in", WORD_EMBEDDING),
-    WORD("embed_positions", WORD_EMBEDDING),
-    WORD("relative_attention_bias", WORD_EMBEDDING),
-    WORD("tokens_embed", WORD_EMBEDDING),
-    WORD("positions_embed", WORD_EMBEDDING),
-    WORD("router", WORD_ROUTER),
-    WORD("gate", WORD_GATE),
-    WORD("wg", WORD_GATE),
-    WORD("shared_expert_gate", WORD_GATE),
-    WORD("indexer", WORD_INDEXER),
-    WORD("qformer", WORD_QFORMER),
-    WORD("compressor", WORD_COMPRESSOR),
-    WORD("inv_freq", WORD_BUFFER),
-    WORD("position_ids", WORD_BUFFER),
-    WORD("token_type_ids", WORD_BUFFER),
-    WORD("masked_bias", WORD_BUFFER),
-    WORD("cos_cached", WORD_BUFFER),
-    WORD("sin_cached", WORD_BUFFER),
-    WORD("e_score_correction_bias", WORD_BUFFER),
-    WORD("relative_position_index", WORD_BUFFER),
-    WORD("running_mean", WORD_BUFFER),
-    WORD("running_var", WORD_BUFFER),
-    WORD("num_batches_tracked", WORD_BUFFER),
-    WORD("qweight", WORD_PACKED),
-    WORD("weight_packed", WORD_PACKED),
-    WORD("q_weight", WORD_PACKED),
-    WORD("trellis", WORD_PACKED),
-    WORD("SCB", WORD_STATE),
-    WORD("weight_format", WORD_STATE),
-    WORD("weight_scale", WORD_STATE),
-    WORD("weight_scale_inv", WORD_STATE),
-    WORD("weight_scale_2", WORD_STATE),
-    WORD("input_scale", WORD_STATE),
-    WORD("scales", WORD_STATE),
-    WORD("qzeros", WORD_STATE),
-    WORD("g_idx", WORD_STATE),
-    WORD("weight_shape", WORD_STATE),
-    WORD("weight_zero_point", WORD_STATE),
-#undef WORD
+    {WORD_HEAD, {"lm_head", "lm_heads", "generator_lm_head", "embed_out", "vocab_projector"}},
+    {WORD_PREDICTIONS, {"predictions", "entity_predictions"}},
+    {WORD_LABELS, {"classifier", "score", "qa_outputs"}},
+    {WORD_DETECTOR, {"bbox_embed", "class_embed"}},
+    {WORD_EMBEDDING,
+     {"embed_tokens", "wte", "wpe", "word_embeddings", "position_embeddings",
+      "token_type_embeddings", "tok_embeddings", "embed_in", "embed_positions",
+      "relative_attention_bias", "tokens_embed", "positions_embed"}},
+    {WORD_ROUTER, {"router"}},
+    {WORD_GATE, {"gate", "wg", "shared_expert_gate"}},
+    {WORD_INDEXER, {"indexer"}},
+    {WORD_QFORMER, {"qformer"}},
+    {WORD_COMPRESSOR, {"compressor"}},
+    {WORD_BUFFER,
+     {"inv_freq", "position_ids", "token_type_ids", "masked_bias", "cos_cached", "sin_cached",
+      "e_score_correction_bias", "relative_position_index", "running_mean", "running_var",
+      "num_batches_tracked"}},
+    {WORD_PACKED, {"qweight", "weight_packed", "q_weight", "trellis"}},
+    {WORD_STATE,
+     {"SCB", "weight_format", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale",
+      "scales", "qzeros", "g_idx", "weight_shape", "weight_zero_point"}},
 };
 
 static unsigned word_flag(const char *s, size_t len)
 {
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        if (words[i].len == len && memcmp(words[i].text, s, len) == 0)
-            return words[i].flag;
+        for (const char *const *text = words[i].texts; *text; text++) {
+            if (**text == *s && strncmp(*text, s, len) == 0 && (*text)[len] == '\0')
+                return words[i].flag;
+        }
     }
     return 0;
 }

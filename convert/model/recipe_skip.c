@@ -7,45 +7,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_CAPACITY 64u
-
 int qc_recipe_stays_quantized(const qc_recipe_entry *e)
 {
     return qc_scheme_is_quantized(e->scheme) || (e->scheme == QC_SCHEME_KEEP && e->stored);
 }
 
-qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_family *table,
-                       const qc_checkpoint *model, const qc_recipe_entry *entries, qc_error *err)
+void qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_checkpoint *model,
+                  const qc_recipe_entry *entries)
 {
     static const char *const parts[] = {"text_config", "vision_config", "audio_config",
                                         "llm_config", "decoder"};
     const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
-    memset(l, 0, sizeof *l);
-    l->arena = arena;
-    l->table = table;
-    l->model = model;
-    l->entries = entries;
+    *l = (qc_skip_list){
+        .arena = arena, .table = qc_family_of(model), .model = model, .entries = entries};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const qc_json_node *part = qc_json_get(root, parts[i]);
         l->composite |= part && qc_json_kind_of(part) == QC_JSON_OBJECT;
     }
     for (size_t i = 0; i < model->tensor_count && !l->has_language_model; i++)
         l->has_language_model = strstr(model->tensors[i].name, "language_model.") != NULL;
-    QC_TRY(qc_arena_array(arena, &l->names, FIRST_CAPACITY, err));
-    l->capacity = FIRST_CAPACITY;
-    return QC_OK;
 }
 
 static qc_status append(qc_skip_list *l, const char *name, qc_error *err)
 {
-    if (l->count == l->capacity) {
-        const char **old = l->names;
-        if (l->capacity > UINT32_MAX / 2)
-            QC_FAIL(err, QC_ERR_NOMEM, "too many modules to skip");
-        QC_TRY(qc_arena_array(l->arena, &l->names, (size_t)l->capacity * 2, err));
-        memcpy(l->names, old, l->count * sizeof *l->names);
-        l->capacity *= 2;
-    }
+    QC_TRY(qc_arena_more(l->arena, &l->names, l->count, err));
     l->names[l->count++] = name;
     return QC_OK;
 }
@@ -373,7 +358,8 @@ static int compare_names(const void *pa, const void *pb)
 
 void qc_skip_finish(qc_skip_list *l, const char ***names, uint32_t *count)
 {
-    qsort(l->names, l->count, sizeof *l->names, compare_names);
+    if (l->count > 0)
+        qsort(l->names, l->count, sizeof *l->names, compare_names);
     uint32_t kept = 0;
     for (uint32_t i = 0; i < l->count; i++) {
         if (kept == 0 || strcmp(l->names[kept - 1], l->names[i]) != 0)

@@ -63,7 +63,7 @@ typedef struct {
     uint32_t *unit_of;  /* in order; NONE for loose tensors */
     group *groups;      /* in order; for loose tensors */
     unit *units;
-    uint32_t unit_count, unit_capacity;
+    uint32_t unit_count;
     stack stacks[MAX_STACKS];
     uint32_t stack_count, main_stack;
     uint32_t segment_of_group[GROUP_UNKNOWN];
@@ -148,20 +148,6 @@ static const char vision_words[] =
     "image_newline embed_vision audio_tower embed_audio vision_projection ";
 static const char stack_words[] = " layers layer h blocks block decoder_layers ";
 
-static qc_status add_unit(maker *m, const unit *u, qc_error *err)
-{
-    if (m->unit_count == m->unit_capacity) {
-        const unit *old = m->units;
-        uint32_t capacity = m->unit_capacity ? 2 * m->unit_capacity : 128;
-        QC_TRY(qc_arena_array(m->arena, &m->units, capacity, err));
-        if (m->unit_count)
-            memcpy(m->units, old, m->unit_count * sizeof *m->units);
-        m->unit_capacity = capacity;
-    }
-    m->units[m->unit_count++] = *u;
-    return QC_OK;
-}
-
 static uint32_t find_stack(maker *m, const char *name, size_t len)
 {
     for (uint32_t i = m->stack_count; i-- > 0;) {
@@ -228,8 +214,9 @@ static qc_status find_places(maker *m, qc_error *err)
             unit u;
             if (!find_place(m, m->names[i], &u))
                 continue;
-            QC_TRY(add_unit(m, &u, err));
-            last = &m->units[m->unit_count - 1];
+            QC_TRY(qc_arena_more(m->arena, &m->units, m->unit_count, err));
+            last = &m->units[m->unit_count];
+            m->units[m->unit_count++] = u;
         }
         m->unit_of[i] = m->unit_count - 1;
         if (last->stack != NONE)
@@ -480,20 +467,13 @@ typedef struct {
 
 typedef struct {
     module_ref *rows;
-    uint32_t count, capacity;
+    uint32_t count;
     qc_arena *arena;
 } module_list;
 
 static qc_status add_module(module_list *l, const module_ref *r, qc_error *err)
 {
-    if (l->count == l->capacity) {
-        const module_ref *old = l->rows;
-        uint32_t capacity = l->capacity ? 2 * l->capacity : 256;
-        QC_TRY(qc_arena_array(l->arena, &l->rows, capacity, err));
-        if (l->count)
-            memcpy(l->rows, old, l->count * sizeof *l->rows);
-        l->capacity = capacity;
-    }
+    QC_TRY(qc_arena_more(l->arena, &l->rows, l->count, err));
     l->rows[l->count++] = *r;
     return QC_OK;
 }
