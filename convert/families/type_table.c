@@ -98,6 +98,7 @@ static const qc_cache_row cache_rows[] = {
            EVERY("#sliding_window_pattern|_sliding_window_pattern?4"))},
     {KEEPS(" qwen2 qwen3 qwen2_moe ", FULL, SLIDING,
            "!use_sliding_window~+!(layer+1-max_window_layers?)")},
+    {KEEPS(" dots1 ", FULL, SLIDING, "!(layer+1-max_window_layers?62)"), .missing_window = 4096},
     {KEEPS(" qwen3_moe ", FULL, SLIDING, "!use_sliding_window~")},
     {SLIDES(" gemma4_text gemma4_unified_text "),
      .full = "2*global_head_dim?512*(attention_k_eq_v~*num_global_key_value_heads?(kv_heads)+"

@@ -80,6 +80,11 @@ static const qc_json_node *root_of(const qc_checkpoint *model)
     return model->config ? qc_json_root(model->config) : NULL;
 }
 
+static const qc_json_node *first_member(const qc_checkpoint *model)
+{
+    return model->config ? qc_json_first(root_of(model)) : NULL;
+}
+
 /* Returns a member of config.json, or of its text_config, where multimodal models have it. */
 static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
 {
@@ -102,8 +107,7 @@ static void read_facts(maker *m)
         m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
     m->table = qc_family_find(m->facts.model_type);
     m->facts.has_conv1d = qc_type_is("conv1d", m->facts.model_type);
-    for (const qc_json_node *part = qc_json_first(root_of(m->model)); part;
-         part = qc_json_next(part))
+    for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
         m->facts.has_conv1d |=
             qc_type_is("conv1d", qc_json_string_or(qc_json_get(part, "model_type"), ""));
 }
@@ -554,7 +558,7 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
     QC_TRY(qc_skip_add(list, "lm_head", strlen("lm_head"), err));
     QC_TRY(qc_skip_add(list, head, strlen(head), err));
     /* The models within a composite model have heads of their own types. */
-    const qc_json_node *part = qc_json_first(root_of(m->model));
+    const qc_json_node *part = first_member(m->model);
     for (; part; part = qc_json_next(part)) {
         head = qc_type_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
         if (strcmp(head, "lm_head") != 0)
