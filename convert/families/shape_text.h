@@ -3,8 +3,8 @@
  *
  *   sum      product, or several with '+' or '-' between them; a difference is at least 0
  *   product  factor, or several with '*', '/' or '%' between them; division by 0 gives 0
- *   factor   a number; (sum); (sum=sum), which is 1 if they are equal, and else 0; !factor, which is
- *            1 if that is 0, and else 0; WORD, which is 1 if the family has it; a fact of the model
+ *   factor   a number; (sum); (sum=sum), which is 1 if they are equal, else 0; !factor, which is
+ *            1 if that is 0, else 0; WORD, which is 1 if the family has it; a fact of the model
  *            or the layer; or a field of config.json
  *   field    name: it must be there and not be 0; name?7 and name?(sum): that number if it is
  *            missing; name~1: true or false, and true if it is missing; 0 may be left out after '?'

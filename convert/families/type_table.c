@@ -50,7 +50,7 @@ int qc_type_is(const char *word, const char *type)
 /* In Mamba 2 the B and C of the groups also pass the convolution. xLSTM has a matrix, a normalizer
  * and a maximum per head; its qk_dim_factor and v_dim_factor are fractions, which are not read, and
  * all releases have their defaults, 1/2 and 1. RecurrentGemma's block_types, where they are there,
- * count instead of `when`. Keys and values of reformer and xlnet are made anew from hidden states. */
+ * count instead of `when`. reformer and xlnet make keys and values anew from hidden states. */
 static const qc_cache_row cache_rows[] = {
     {KEEPS(" mamba falcon_mamba ", STATE, STATE, NULL), .state = MAMBA1 "*conv_kernel?4",
      .f32_state = MAMBA1 "*state_size?16"},

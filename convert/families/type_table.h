@@ -21,8 +21,8 @@ typedef enum {
     QC_LAYER_NONE   /* an MLP or experts alone */
 } qc_layer_kind;
 
-/* What the layers of some types keep. Sums are calculated (shape_text.h); where one is NULL, the row
- * without types has it. */
+/* What the layers of some types keep. Sums are calculated (shape_text.h); where one is NULL, the
+ * row without types has it. */
 typedef struct {
     const char *types; /* " a b "; NULL: all others */
     /* The kinds of layers where config.json has no list of them: `in` where `when` is not 0, or the

@@ -124,8 +124,8 @@ static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
            scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
 }
 
-/* Finds the shape of the stack of p's form that is called stem + tail. All of it is 0 where there is
- * none. */
+/* Finds the shape of the stack of p's form that is called stem + tail. All of it is 0 where there
+ * is none. */
 static qc_status find_shape(splitter *s, const char *name, const piece *p, const char *tail,
                             uint64_t dims[3], qc_bnb_state *state, qc_error *err)
 {
@@ -332,7 +332,7 @@ static qc_status split(splitter *s, qc_error *err)
     for (size_t i = 0; i < c->tensor_count; i++) {
         QC_TRY(find_piece(s, &c->tensors[i], &p, &is, err));
         const uint64_t experts = is ? p.dims[0] : 0;
-        /* There cannot be more tensors than bytes, but a hostile shape may still claim very many. */
+        /* There cannot be more tensors than bytes, but a hostile shape may claim very many. */
         if (experts > UINT32_MAX / 8 || s->room > UINT32_MAX / 8)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "tensor '%s' has %" PRIu64 " experts, which is more than qconv can split",

@@ -63,8 +63,8 @@ enum { QC_NF4_CODES, QC_NF4_ABSMAX, QC_NF4_MAP, QC_NF4_NESTED, QC_NF4_NESTED_MAP
 enum { QC_INT8_CODES, QC_INT8_SCB, QC_INT8_FORMAT };
 enum { QC_EXPERTS_PARTS = 7 };
 
-/* How the names of a part end: of a stack's, and of a matrix's in a released checkpoint. The last is
- * followed by NULL. */
+/* How the names of a part end: of a stack's, and of a matrix's in a released checkpoint. The last
+ * is followed by NULL. */
 typedef struct {
     const char *stack, *matrix;
 } qc_expert_part;

@@ -1,7 +1,7 @@
 /* Which weights the engines that serve a model hold as one: queries, keys and values; gate and up;
- * the experts of a layer. Such a fused group needs one choice, because one module has one scheme:
- * a member that was kept in 16 bits among quantized ones does not load, or is quantized again. The rows are in
- * convert/families/type_table.c. */
+ * the experts of a layer. Such a fused group needs one choice, because one module has one scheme: a
+ * member that was kept in 16 bits among quantized ones does not load, or is quantized again. The
+ * rows are in convert/families/type_table.c. */
 #ifndef QC_CONVERT_FUSED_GROUPS_H
 #define QC_CONVERT_FUSED_GROUPS_H
 

@@ -442,8 +442,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
             if (m->options->rest != QC_REST_KEEP)
                 e->out_dtype = m->options->rest == QC_REST_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
         }
-        /* T5's "wo" overflows in float16. transformers turns it into F32 in a checkpoint that is not
-         * quantized, but leaves its dtype alone in one that is. */
+        /* T5's "wo" overflows in float16. transformers turns it into F32 in a checkpoint that is
+         * not quantized, but leaves its dtype alone in one that is. */
         if ((c->traits & QC_TRAIT_FLOAT) && m->rule_of[i] == NO_RULE &&
             e->out_dtype == QC_DTYPE_F16) {
             e->scheme = qc_checkpoint_dtype(t) == QC_DTYPE_F32 ? QC_SCHEME_KEEP : QC_SCHEME_CAST;

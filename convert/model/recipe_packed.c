@@ -151,8 +151,8 @@ static qc_status read_compressed_tensors(finder *f, qc_error *err)
     if (f->has_args || strcmp(f->method, "compressed-tensors") != 0)
         return QC_OK;
     f->has_args = 1;
-    /* Rotations that are made while the model runs belong to its weights, and a weight would be wrong
-     * without them. */
+    /* Rotations that are made while the model runs belong to its weights, and a weight would be
+     * wrong without them. */
     if (has_members(qc_json_get(f->config, "transform_config"), "config_groups"))
         QC_FAIL(
             err, QC_ERR_UNSUPPORTED,
