@@ -8,6 +8,7 @@
 #include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -92,23 +93,6 @@ static qc_dtype read_dtype(const reader *r)
     return QC_DTYPE_COUNT;
 }
 
-/* Counts the layers where only a list tells how many there are, as for nemotron_h. The num_blocks
- * of xlstm is not read. */
-static qc_status count_listed_layers(reader *r, qc_error *err)
-{
-    const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
-    uint64_t count = 0;
-    if (r->out->layer_count != 0 || !list || qc_json_kind_of(list) != QC_JSON_ARRAY)
-        return QC_OK;
-    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
-        count++;
-    if (count > QC_CONFIG_MAX_LAYERS)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s has %" PRIu64 " entries, expected at most %u",
-                qc_json_key(list), count, QC_CONFIG_MAX_LAYERS);
-    r->out->layer_count = (uint32_t)count;
-    return QC_OK;
-}
-
 static qc_status read_shape(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
@@ -117,8 +101,16 @@ static qc_status read_shape(reader *r, qc_error *err)
                           "decoder_layers num_decoder_layers num_hidden_layers n_layer n_layers "
                           "num_layers layers",
                           QC_CONFIG_MAX_LAYERS, 0, err));
+    /* Only a list may tell how many there are, as for nemotron_h. xlstm's num_blocks is not read. */
+    const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
+    if (layers == 0 && list && qc_json_kind_of(list) == QC_JSON_ARRAY) {
+        layers = qc_json_count(list);
+        if (layers > QC_CONFIG_MAX_LAYERS)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: %s has %" PRIu64 " entries, expected at most %u",
+                    qc_json_key(list), layers, QC_CONFIG_MAX_LAYERS);
+    }
     g->layer_count = (uint32_t)layers;
-    QC_TRY(count_listed_layers(r, err));
     QC_TRY(qc_geometry_size(r, &g->hidden, "hidden_size n_embd d_model n_embed embed_dim", 0, err));
     QC_TRY(
         qc_geometry_size(r, &g->heads,
@@ -233,20 +225,6 @@ static qc_status read_vision(reader *r, qc_error *err)
 
 /* ---- what it is for ---- */
 
-/* Is this a class like "T5EncoderModel" or "BertForMaskedLM", which leaves out the part that
- * generates? */
-static int is_encoder_class(const char *name)
-{
-    static const char *const endings[] = {"EncoderModel", "ForMaskedLM"};
-    size_t len = strlen(name);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        size_t n = strlen(endings[i]);
-        if (len >= n && strcmp(name + len - n, endings[i]) == 0)
-            return 1;
-    }
-    return 0;
-}
-
 /* Does this type keep nothing from one token to the next, whatever its config.json says? */
 static int has_no_cache(const char *type)
 {
@@ -259,9 +237,12 @@ static void read_role(reader *r)
     const qc_json_node *list = qc_config_field(r->config.root, "architectures");
     const qc_json_node *first =
         list && qc_json_kind_of(list) == QC_JSON_ARRAY ? qc_json_first(list) : NULL;
+    /* "T5EncoderModel" or "BertForMaskedLM" leaves out the part that generates. */
+    const char *class_name = first ? qc_json_string_or(first, "") : "";
     const char *type = r->config.text_type;
     g->decoder = !has_no_cache(type) && !has_no_cache(r->config.model_type) &&
-                 !(first && is_encoder_class(qc_json_string_or(first, "")));
+                 !qc_ends_with(class_name, "EncoderModel") &&
+                 !qc_ends_with(class_name, "ForMaskedLM");
     if (qc_type_is("encoder", type))
         g->decoder &= qc_config_flag(&r->config, "is_decoder", 0);
     g->encoder_decoder =
@@ -336,13 +317,6 @@ static uint64_t position_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
     return bytes_of(l->kv_elems, use->kv_bits);
 }
 
-/* --kv-dtype does not make a state smaller than 16 bits per element. */
-static uint64_t state_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
-{
-    return qc_sat_add(bytes_of(l->state_elems, use->kv_bits < 16 ? 16 : use->kv_bits),
-                      qc_sat_mul(l->state_f32_elems, F32_BYTES));
-}
-
 uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use *use)
 {
     const qc_layer_geometry *l = &g->layers[layer];
@@ -354,7 +328,10 @@ uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use
         positions = qc_sat_mul(use->images, g->media_positions);
     uint64_t bytes = qc_sat_mul(position_bytes(l, use), positions);
     bytes = qc_sat_add(bytes, qc_sat_mul(bytes_of(l->source_elems, use->kv_bits), source));
-    return qc_sat_mul(qc_sat_add(bytes, state_bytes(l, use)), use->batch);
+    /* --kv-dtype does not make a state smaller than 16 bits per element. */
+    bytes = qc_sat_add(bytes, bytes_of(l->state_elems, use->kv_bits < 16 ? 16 : use->kv_bits));
+    bytes = qc_sat_add(bytes, qc_sat_mul(l->state_f32_elems, F32_BYTES));
+    return qc_sat_mul(bytes, use->batch);
 }
 
 uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use)

@@ -96,21 +96,6 @@ static int compare_ordered(const void *pa, const void *pb)
     return compare_paths(a->name, b->name);
 }
 
-static qc_status sort_names(maker *m, qc_error *err)
-{
-    ordered *rows = NULL;
-    QC_TRY(qc_calloc(&rows, m->count, sizeof *rows, err));
-    for (uint32_t i = 0; i < m->count; i++)
-        rows[i] = (ordered){m->names[i], i};
-    qsort(rows, m->count, sizeof *rows, compare_ordered);
-    for (uint32_t i = 0; i < m->count; i++) {
-        m->names[i] = rows[i].name;
-        m->order[i] = rows[i].tensor;
-    }
-    qc_free(rows);
-    return QC_OK;
-}
-
 static qc_status put_in_order(maker *m, qc_error *err)
 {
     int sorted = 1;
@@ -121,7 +106,19 @@ static qc_status put_in_order(maker *m, qc_error *err)
         m->order[i] = i;
         sorted = sorted && (i == 0 || compare_paths(m->names[i - 1], m->names[i]) < 0);
     }
-    return sorted ? QC_OK : sort_names(m, err);
+    ordered *rows = NULL;
+    if (sorted)
+        return QC_OK;
+    QC_TRY(qc_calloc(&rows, m->count, sizeof *rows, err));
+    for (uint32_t i = 0; i < m->count; i++)
+        rows[i] = (ordered){m->names[i], i};
+    qsort(rows, m->count, sizeof *rows, compare_ordered);
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->names[i] = rows[i].name;
+        m->order[i] = rows[i].tensor;
+    }
+    qc_free(rows);
+    return QC_OK;
 }
 
 /* Does the module at this path hold the name? */
@@ -439,28 +436,10 @@ static qc_status build(maker *m, qc_error *err)
     return QC_OK;
 }
 
-static qc_status assign(maker *m, qc_error *err)
-{
-    QC_TRY(qc_arena_array(m->arena, &m->out->of_tensor, m->count, err));
-    m->out->tensor_count = m->count;
-    for (uint32_t i = 0; i < m->count; i++) {
-        uint32_t segment = 0;
-        if (m->unit_of[i] != NONE) {
-            const unit *u = &m->units[m->unit_of[i]];
-            segment = u->stack != NONE ? u->segment : m->segment_of_group[u->group];
-        } else if (m->groups[i] != GROUP_UNKNOWN) {
-            segment = m->segment_of_group[m->groups[i]];
-        }
-        m->out->of_tensor[m->order[i]] = segment;
-    }
-    return QC_OK;
-}
-
 /* ---- modules ---- */
 
 typedef struct {
-    const char *path; /* NULL: at (name, len) */
-    const char *name;
+    const char *name; /* the path is len bytes of it */
     size_t len;
     uint32_t segment;
 } module_ref;
@@ -518,11 +497,15 @@ static qc_status add_beside(module_list *l, const module_ref *r, qc_scheme schem
     if (!(qc_schemes[scheme].role_tensors & 1u << QC_ROLE_TENSOR_SCB) || r->name[r->len] != '\0' ||
         parent == 0)
         return QC_OK;
-    module_ref more = *r;
-    QC_TRY(qc_arena_printf(l->arena, &more.path, err, "%.*s.SCB", (int)parent, r->name));
-    QC_TRY(add_module(l, &more, err));
-    QC_TRY(qc_arena_printf(l->arena, &more.path, err, "%.*s.weight_format", (int)parent, r->name));
-    return add_module(l, &more, err);
+    static const char *const tails[] = {"SCB", "weight_format"};
+    for (int i = 0; i < 2; i++) {
+        module_ref more = {.segment = r->segment};
+        QC_TRY(
+            qc_arena_printf(l->arena, &more.name, err, "%.*s.%s", (int)parent, r->name, tails[i]));
+        more.len = strlen(more.name);
+        QC_TRY(add_module(l, &more, err));
+    }
+    return QC_OK;
 }
 
 static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_t last,
@@ -532,8 +515,8 @@ static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_
     for (uint32_t i = first; i <= last; i++) {
         if (row.name && is_below(m->names[i], row.name, row.len))
             continue;
-        row = (module_ref){NULL, m->names[i], own_path(m, i, first, last),
-                           m->out->of_tensor[m->order[i]]};
+        row =
+            (module_ref){m->names[i], own_path(m, i, first, last), m->out->of_tensor[m->order[i]]};
         if (row.len == 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "tensor '%.*s' has the name of a module whose other tensors lie in several "
@@ -555,7 +538,7 @@ static qc_status add_empty(module_list *l, const char *path, uint32_t segment, q
         if (is_below(path, r->name, r->len) || is_below(r->name, path, len))
             return QC_OK;
     }
-    return add_module(l, &(module_ref){path, "", 0, segment}, err);
+    return add_module(l, &(module_ref){path, len, segment}, err);
 }
 
 /* Adds rotary tables, a tied head, and a table that is stored as the head it is tied to. */
@@ -581,32 +564,12 @@ static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
     return add_empty(l, qc_type_hidden_head(c.model_type), head, err);
 }
 
-static qc_status hand_out(maker *m, const module_list *l, qc_error *err)
-{
-    for (uint32_t i = 0; i < l->count; i++)
-        m->out->segments[l->rows[i].segment].module_count++;
-    for (uint32_t s = 0; s < m->out->count; s++) {
-        qc_segment *seg = &m->out->segments[s];
-        QC_TRY(qc_arena_array(m->arena, &seg->modules, seg->module_count, err));
-        seg->module_count = 0;
-    }
-    for (uint32_t i = 0; i < l->count; i++) {
-        const module_ref *r = &l->rows[i];
-        qc_segment *seg = &m->out->segments[r->segment];
-        const char *path = r->path;
-        if (!path)
-            QC_TRY(qc_arena_strndup(m->arena, &path, r->name, r->len, err));
-        seg->modules[seg->module_count++] = path;
-    }
-    return QC_OK;
-}
-
 static qc_status make_modules(maker *m, qc_error *err)
 {
     module_list l = {.arena = m->arena};
     for (uint32_t i = 0; i < m->unit_count; i++) {
         const unit *u = &m->units[i];
-        module_ref row = {NULL, u->name, u->len,
+        module_ref row = {u->name, u->len,
                           u->stack != NONE ? u->segment : m->segment_of_group[u->group]};
         QC_TRY(add_module(&l, &row, err));
     }
@@ -621,7 +584,20 @@ static qc_status make_modules(maker *m, qc_error *err)
         QC_TRY(loose_modules(m, &l, first, last, err));
     }
     QC_TRY(empty_modules(m, &l, err));
-    return hand_out(m, &l, err);
+    for (uint32_t i = 0; i < l.count; i++)
+        m->out->segments[l.rows[i].segment].module_count++;
+    for (uint32_t s = 0; s < m->out->count; s++) {
+        qc_segment *seg = &m->out->segments[s];
+        QC_TRY(qc_arena_array(m->arena, &seg->modules, seg->module_count, err));
+        seg->module_count = 0;
+    }
+    for (uint32_t i = 0; i < l.count; i++) {
+        const module_ref *r = &l.rows[i];
+        qc_segment *seg = &m->out->segments[r->segment];
+        QC_TRY(
+            qc_arena_strndup(m->arena, &seg->modules[seg->module_count++], r->name, r->len, err));
+    }
+    return QC_OK;
 }
 
 qc_status qc_segments_make(qc_segments *out, qc_arena *arena, const qc_checkpoint *model,
@@ -641,6 +617,14 @@ qc_status qc_segments_make(qc_segments *out, qc_arena *arena, const qc_checkpoin
     rank_stacks(&m);
     QC_TRY(place_loose(&m, err));
     QC_TRY(build(&m, err));
-    QC_TRY(assign(&m, err));
+    QC_TRY(qc_arena_array(arena, &out->of_tensor, m.count, err));
+    out->tensor_count = m.count;
+    for (uint32_t i = 0; i < m.count; i++) {
+        const unit *u = m.unit_of[i] == NONE ? NULL : &m.units[m.unit_of[i]];
+        const group g = u ? u->group : m.groups[i];
+        out->of_tensor[m.order[i]] = u && u->stack != NONE ? u->segment
+                                     : g == GROUP_UNKNOWN  ? 0
+                                                           : m.segment_of_group[g];
+    }
     return make_modules(&m, err);
 }
