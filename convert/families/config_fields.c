@@ -13,38 +13,43 @@ static const qc_json_node *object_at(const qc_json_node *object, const char *nam
     return n && qc_json_kind_of(n) == QC_JSON_OBJECT ? n : NULL;
 }
 
-/* Returns the configuration of the text model within a composite one; NULL if it is not composite.
- * Qwen's speech models keep it one level deeper, and pairs of an encoder and a decoder call it
- * decoder. */
-static const qc_json_node *text_object(const qc_json_node *root)
+const qc_json_node *qc_config_root(const qc_json *doc)
 {
-    const qc_json_node *thinker = object_at(root, "thinker_config");
-    const qc_json_node *text = object_at(root, "text_config llm_config language_config");
-    if (!text && thinker)
-        text = object_at(thinker, "text_config");
-    if (!text && object_at(root, "encoder text_encoder"))
-        text = object_at(root, "decoder");
-    return text;
+    return doc ? qc_json_root(doc) : NULL;
+}
+
+const qc_json_node *qc_config_quantization(const qc_json *doc)
+{
+    return qc_json_get(qc_config_root(doc), "quantization_config");
+}
+
+const char *qc_config_type(const qc_json *doc)
+{
+    return qc_json_string_or(qc_json_get(qc_config_root(doc), "model_type"), "");
+}
+
+const char *qc_config_quant_method(const qc_json *doc)
+{
+    return qc_json_string_or(qc_json_get(qc_config_quantization(doc), "quant_method"), "");
 }
 
 void qc_config_open(qc_config *out, const qc_json *doc)
 {
-    memset(out, 0, sizeof *out);
-    out->model_type = out->text_type = "";
-    if (!doc)
+    const qc_json_node *root = qc_config_root(doc);
+    const char *type = qc_config_type(doc);
+    *out = (qc_config){.root = root, .text = root, .model_type = type, .text_type = type};
+    out->vision = object_at(root, "vision_config");
+    /* The text model within a composite one: Qwen's speech models keep it one level deeper, and
+     * pairs of an encoder and a decoder call it decoder. */
+    const qc_json_node *text = object_at(root, "text_config llm_config language_config");
+    if (!text)
+        text = object_at(object_at(root, "thinker_config"), "text_config");
+    if (!text && object_at(root, "encoder text_encoder"))
+        text = object_at(root, "decoder");
+    if (!text)
         return;
-    out->root = qc_json_root(doc);
-    out->model_type = qc_json_string_or(qc_json_get(out->root, "model_type"), "");
-    out->text_type = out->model_type;
-    const qc_json_node *text = text_object(out->root);
-    const qc_json_node *vision = qc_json_get(out->root, "vision_config");
-    out->text = out->root;
-    if (text) {
-        out->text = text;
-        out->text_type = qc_json_string_or(qc_json_get(text, "model_type"), out->model_type);
-    }
-    if (vision && qc_json_kind_of(vision) == QC_JSON_OBJECT)
-        out->vision = vision;
+    out->text = text;
+    out->text_type = qc_json_string_or(qc_json_get(text, "model_type"), type);
 }
 
 int qc_config_word_in(const char *word, const char *list)

@@ -18,8 +18,13 @@ typedef struct {
     const char *text_type;      /* text_config's model_type, else root's */
 } qc_config;
 
-/* Opens a configuration, which borrows from the document. doc may be NULL. */
+/* Opens a configuration, which borrows from the document. doc may be NULL, here and below. */
 void qc_config_open(qc_config *out, const qc_json *doc);
+const qc_json_node *qc_config_root(const qc_json *doc);
+const qc_json_node *qc_config_quantization(const qc_json *doc); /* quantization_config, or NULL */
+/* "" if it has none. */
+const char *qc_config_type(const qc_json *doc);         /* model_type */
+const char *qc_config_quant_method(const qc_json *doc); /* quantization_config's quant_method */
 /* Is `word` one of the blank-separated words of `list` (" a b ")? */
 int qc_config_word_in(const char *word, const char *list);
 /* Returns the first of the blank-separated names that `object` has with a value other than null, or

@@ -66,8 +66,7 @@ const qc_family *qc_family_find(const char *model_type)
 
 const qc_family *qc_family_of(const qc_checkpoint *model)
 {
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
-    return qc_family_find(qc_json_string_or(qc_json_get(root, "model_type"), ""));
+    return qc_family_find(qc_config_type(model->config));
 }
 
 int qc_family_is(const qc_family *f, const char *word)

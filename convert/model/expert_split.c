@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint_internal.h"
@@ -46,15 +47,9 @@ typedef struct {
     qc_st_cursor *cursor; /* of quant_states; NULL: none was read yet */
 } splitter;
 
-static const char *type_of(const qc_checkpoint *c)
-{
-    const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
-    return qc_json_string_or(qc_json_get(root, "model_type"), "");
-}
-
 const qc_expert_names *qc_experts_names(const qc_checkpoint *c)
 {
-    return qc_expert_names_of(type_of(c));
+    return qc_expert_names_of(qc_config_type(c->config));
 }
 
 /* Returns the length of what stands before the tail, where the tail begins a component of the name;
@@ -362,7 +357,8 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
 
 int qc_experts_known(const qc_checkpoint *c)
 {
-    return qc_experts_names(c) != NULL || qc_type_is("published_stacked", type_of(c));
+    return qc_experts_names(c) != NULL ||
+           qc_type_is("published_stacked", qc_config_type(c->config));
 }
 
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
@@ -373,7 +369,7 @@ int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
     int is = 0;
     if (t->ndim != 3 || t->bytes == 0 || !qc_dtype_is_quantizable(t->dtype))
         return 0;
-    for (int i = 0; i < 2 && qc_type_is("published_stacked", type_of(c)); i++) {
+    for (int i = 0; i < 2 && qc_type_is("published_stacked", qc_config_type(c->config)); i++) {
         const size_t stem = stem_before(t->name, granite[i]);
         const qc_checkpoint_tensor *up =
             stem == SIZE_MAX ? NULL : find(c, t->name, stem, granite[0]);

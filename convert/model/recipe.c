@@ -10,6 +10,7 @@
 #include "convert/model/recipe.h"
 
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/families/type_table.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
@@ -75,20 +76,15 @@ static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
 
 /* ---- the model ---- */
 
-static const qc_json_node *root_of(const qc_checkpoint *model)
-{
-    return model->config ? qc_json_root(model->config) : NULL;
-}
-
 static const qc_json_node *first_member(const qc_checkpoint *model)
 {
-    return model->config ? qc_json_first(root_of(model)) : NULL;
+    return model->config ? qc_json_first(qc_config_root(model->config)) : NULL;
 }
 
 /* Returns a member of config.json, or of its text_config, where multimodal models have it. */
 static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
 {
-    const qc_json_node *root = root_of(model), *n = qc_json_get(root, key);
+    const qc_json_node *root = qc_config_root(model->config), *n = qc_json_get(root, key);
     return n ? n : qc_json_get(qc_json_get(root, "text_config"), key);
 }
 
@@ -98,8 +94,7 @@ static void read_facts(maker *m)
         "num_experts",         "num_local_experts", "n_routed_experts", "moe_num_experts",
         "num_experts_per_tok", "moe_config",        "num_expert",
     };
-    const qc_json_node *root = root_of(m->model);
-    m->facts.model_type = qc_json_string_or(qc_json_get(root, "model_type"), "");
+    m->facts.model_type = qc_config_type(m->model->config);
     if (qc_json_as_u64(config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
                        NULL) != QC_OK)
         m->facts.vocab_size = 0;
@@ -638,7 +633,7 @@ static int module_stays_coded(const maker *m, uint32_t i)
  * that config.json names. */
 static qc_status list_decoded(maker *m, qc_error *err)
 {
-    const qc_json_node *q = qc_json_get(root_of(m->model), "quantization_config");
+    const qc_json_node *q = qc_config_quantization(m->model->config);
     const char *key = qc_skip_key(q);
     const qc_json_node *named = qc_json_get(q, key);
     qc_skip_list list;

@@ -3,6 +3,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
@@ -561,9 +562,8 @@ qc_status qc_packed_find(qc_coded_set *set, qc_arena *arena, const qc_checkpoint
                          qc_dtype dtype, qc_error *err)
 {
     finder f = {.model = model, .arena = arena, .set = set, .dtype = dtype};
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
-    f.config = qc_json_get(root, "quantization_config");
-    f.method = qc_json_string_or(qc_json_get(f.config, "quant_method"), "");
+    f.config = qc_config_quantization(model->config);
+    f.method = qc_config_quant_method(model->config);
     qc_status st = QC_OK;
     for (uint32_t i = 0; st == QC_OK && i < (uint32_t)model->tensor_count; i++) {
         parts p = {.codes = &model->tensors[i], .index = i};

@@ -1,6 +1,7 @@
 #include "convert/model/recipe_skip.h"
 
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/term/glob.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@ void qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_checkpoint *model,
 {
     static const char *const parts[] = {"text_config", "vision_config", "audio_config",
                                         "llm_config", "decoder"};
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    const qc_json_node *root = qc_config_root(model->config);
     *l = (qc_skip_list){
         .arena = arena, .table = qc_family_of(model), .model = model, .entries = entries};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -261,7 +262,7 @@ static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, con
 static qc_status add_detector(qc_skip_list *l, const char *module, qc_error *err)
 {
     static const char *const lists[] = {"bbox_embed", "class_embed"};
-    const qc_json_node *config = l->model->config ? qc_json_root(l->model->config) : NULL;
+    const qc_json_node *config = qc_config_root(l->model->config);
     const char *name = NULL;
     uint64_t layers = 0;
     for (unsigned i = 0; i < 2; i++) {
