@@ -69,11 +69,6 @@ static const qc_checkpoint_tensor *find(const qc_checkpoint *c, const char *stem
     return i == UINT32_MAX ? NULL : &c->tensors[i];
 }
 
-static int is_fp8(qc_dtype t)
-{
-    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
-}
-
 /* ---- stacks ---- */
 
 /* A tensor of a stack. */
@@ -150,7 +145,7 @@ static qc_status find_shape(splitter *s, const char *name, const piece *p, const
                    3 * sizeof *dims);
     } else if (codes->ndim == 3 &&
                (p->form == QC_EXPERTS_FP8
-                    ? is_fp8(codes->dtype) && has_scales(s, codes, t, down ? 1 : 2)
+                    ? qc_dtype_is_fp8(codes->dtype) && has_scales(s, codes, t, down ? 1 : 2)
                     : qc_dtype_is_quantizable(codes->dtype))) {
         memcpy(dims, codes->dims, 3 * sizeof *dims);
     }
@@ -402,7 +397,7 @@ qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error 
     for (size_t i = 0; i < c->tensor_count; i++) {
         const qc_checkpoint_tensor *t = &c->tensors[i];
         int plain = qc_dtype_is_quantizable(t->dtype) && !fp8_only;
-        if (!is_stack(t) || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
+        if (!is_stack(t) || t->bytes == 0 || !(plain || qc_dtype_is_fp8(t->dtype)) ||
             qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
             continue;
         const int is_known = qc_experts_is_stack(c, t);

@@ -595,8 +595,7 @@ static int stays_coded(const maker *m, uint32_t i)
         return 0;
     if (e->stored || e->coded)
         return e->stored || e->coded->scales != QC_NO_TENSOR;
-    qc_dtype t = m->model->tensors[i].dtype;
-    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
+    return qc_dtype_is_fp8(m->model->tensors[i].dtype);
 }
 
 /* Returns the length of the module's name for weight i: its name without ".weight", or the module

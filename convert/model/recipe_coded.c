@@ -35,10 +35,10 @@ static qc_status new_weight(finder *f, uint32_t i, qc_coded_weight **out, qc_err
 
 /* ---- FP8 ---- */
 
-/* Sets how scales are shared. weight_scale_inv has one for each block of the weight, or a single one;
- * weight_scale (by_rows) a single one, one for each row, or one for each block. A matrix with as
- * many scales as there are blocks can only be the last, except for a single column with one scale
- * per row, which is therefore tried first. */
+/* Sets how scales are shared. weight_scale_inv has one for each block of the weight, or a single
+ * one; weight_scale (by_rows) a single one, one for each row, or one for each block. A matrix with
+ * as many scales as there are blocks can only be the last, except for a single column with one
+ * scale per row, which is therefore tried first. */
 static qc_status fit_scales(const finder *f, qc_coded_weight *w, const qc_checkpoint_tensor *s,
                             int by_rows, qc_error *err)
 {
@@ -99,8 +99,8 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     static const char weight_tail[] = ".weight";
     const qc_checkpoint *m = f->model;
     const qc_checkpoint_tensor *t = &m->tensors[i];
-    if ((t->dtype != QC_DTYPE_F8_E4M3 && t->dtype != QC_DTYPE_F8_E5M2) || t->ndim != 2 ||
-        !qc_ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
+    if (!qc_dtype_is_fp8(t->dtype) || t->ndim != 2 || !qc_ends_with(t->name, weight_tail) ||
+        t->dims[0] == 0 || t->dims[1] == 0)
         return QC_OK;
     size_t len = strlen(t->name), stem = len - (sizeof weight_tail - 2);
     uint32_t inverse = qc_checkpoint_beside(m, t->name, len, "_scale_inv");
