@@ -280,10 +280,11 @@ static qc_status refuse_type(const qc_config *c, qc_error *err)
             len += (size_t)snprintf(list + len, sizeof list - len, "%s%s", i ? ", " : "",
                                     qc_families[i].type);
     }
-    QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: the tensors of model_type '%.*s' cannot be worked out, but only "
-            "those of %s; give the checkpoint itself",
-            NAME_SHOWN_BYTES, c->model_type, list);
+    QC_FAIL(
+        err, QC_ERR_UNSUPPORTED,
+        "config.json: the tensors of model_type '%.*s' cannot be worked out; give the checkpoint "
+        "itself, or a type of docs/models.md: %s",
+        NAME_SHOWN_BYTES, c->model_type, list);
 }
 
 qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc_json *config,
