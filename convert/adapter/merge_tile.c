@@ -37,7 +37,7 @@ qc_status qc_merge_each_tile(const qc_merge *m, uint64_t first, uint64_t n, floa
     for (uint64_t col = 0; col < m->cols; col += QC_LOW_RANK_RUN) {
         const uint64_t run = qc_min_u64(m->cols - col, QC_LOW_RANK_RUN);
         for (t.row = first / m->cols; t.row * m->cols < end; t.row += t.rows) {
-            const uint64_t at = t.row * m->cols + col; /* of the run's first element */
+            const uint64_t at = t.row * m->cols + col; /* the run's first element */
             const uint64_t from = qc_max_u64(at, first), to = qc_min_u64(at + run, end);
             t.rows = at >= first && at + (QC_LOW_RANK_ROWS - 1) * m->cols + run <= end
                          ? QC_LOW_RANK_ROWS

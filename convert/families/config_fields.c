@@ -64,6 +64,16 @@ int qc_config_word_in(const char *word, const char *list)
     return 0;
 }
 
+int qc_config_part_in(const char *word, size_t len, const char *list)
+{
+    char text[32];
+    if (len >= sizeof text)
+        return 0;
+    memcpy(text, word, len);
+    text[len] = '\0';
+    return qc_config_word_in(text, list);
+}
+
 const qc_json_node *qc_config_field(const qc_json_node *object, const char *names)
 {
     while (object && *names) {

@@ -27,6 +27,8 @@ const char *qc_config_type(const qc_json *doc);         /* model_type */
 const char *qc_config_quant_method(const qc_json *doc); /* quantization_config's quant_method */
 /* Is `word` one of the blank-separated words of `list` (" a b ")? */
 int qc_config_word_in(const char *word, const char *list);
+/* The same of the len bytes at word; 0 for more than 31. */
+int qc_config_part_in(const char *word, size_t len, const char *list);
 /* Returns the first of the blank-separated names that `object` has with a value other than null, or
  * NULL if it has none of them. */
 const qc_json_node *qc_config_field(const qc_json_node *object, const char *names);

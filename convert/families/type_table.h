@@ -51,7 +51,7 @@ typedef struct {
     const char *types;            /* " a b " */
     const char *path;             /* "mlp.experts" */
     const char *gate, *up, *down; /* matrices */
-    const char *router;           /* of "mlp.gate.weight"; NULL: it is the same */
+    const char *router;           /* "mlp.gate.weight" there; NULL: it is the same */
 } qc_expert_names;
 
 /* Returns NULL for a type whose experts' layout is not known. */

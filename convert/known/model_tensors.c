@@ -19,15 +19,15 @@ typedef struct {
     const qc_geometry *g;
     const qc_family *family;
     qc_shape_facts facts;
-    qc_dtype dtype; /* of weights */
+    qc_dtype dtype; /* dtype of weights */
     /* FP8 weights have a scale per square block of this side; 0: there are none */
     uint64_t fp8_block;
     /* Which layers have experts: marked ones have not, nor do the first; of the others, one in
      * `every` or `step`. */
     unsigned char *dense;
     uint64_t dense_first, every, step;
-    char name[NAME_BYTES]; /* of the tensors that are made just now */
-    /* the row that they are of */
+    /* The tensors that are made just now: their name or its beginning, and their row. */
+    char name[NAME_BYTES];
     const qc_family_row *row;
     uint64_t dims[QC_MAX_DIMS], bias;
     unsigned ndim;

@@ -26,7 +26,7 @@ typedef struct {
     uint64_t experts;
     qc_expert_form form;
     uint64_t dims[3];
-    qc_bnb_state state; /* of a matrix, in NF4 */
+    qc_bnb_state state; /* NF4: a matrix's */
 } stack;
 
 /* Finds what lies beside the weight of a matrix (suffix ".weight.absmax", ".SCB"); NULL if there is

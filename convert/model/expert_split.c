@@ -44,7 +44,7 @@ typedef struct {
     uint64_t block[2];             /* FP8: rows and columns that share a scale */
     qc_checkpoint_tensor *tensors; /* the new list */
     size_t count, room;
-    qc_st_cursor *cursor; /* of quant_states; NULL: none was read yet */
+    qc_st_cursor *cursor; /* reads quant_states; NULL: none was read yet */
 } splitter;
 
 const qc_expert_names *qc_experts_names(const qc_checkpoint *c)
@@ -76,9 +76,9 @@ typedef struct {
     size_t stem; /* length of what is before "mlp." */
     int down;    /* is it down_proj? Otherwise it is gate and up. */
     qc_expert_form form;
-    unsigned part; /* what lies beside the weights; 0: the weights */
+    unsigned part; /* 0: the weights; else something beside them */
     qc_bnb_state state;
-    uint64_t dims[3]; /* of the stack's weights */
+    uint64_t dims[3]; /* the stack's shape */
 } piece;
 
 qc_status qc_expert_state_read(qc_bnb_state *out, const qc_checkpoint *c, qc_st_cursor *cursor,
@@ -227,7 +227,7 @@ static qc_status cut(splitter *s, qc_checkpoint_tensor *t, const qc_checkpoint_t
     const uint64_t n = rows * cols, index = e * matrices + (uint64_t)second;
     const uint64_t block = k->state.block_elems;
     const uint64_t group = k->state.nested ? k->state.nested_block_elems : 1;
-    uint64_t count = 0; /* of the part's elements in a matrix */
+    uint64_t count = 0; /* elements of the part in a matrix */
     if (k->form == QC_EXPERTS_FLOATS || k->form == QC_EXPERTS_FP8) {
         t->dims[0] = from->dims[1] / matrices;
         t->dims[1] = from->dims[2];

@@ -11,21 +11,6 @@
 static const char *const tails[] = {".weight", ".weight_packed", ".qweight"};
 #define TAIL_COUNT (sizeof tails / sizeof *tails)
 
-/* Finds the weight of the module `member` below a parent, whose name takes len bytes with its
- * dot. */
-static const qc_checkpoint_tensor *find_member(const qc_checkpoint *model, const char *parent,
-                                               size_t len, const char *member)
-{
-    char name[512];
-    const qc_checkpoint_tensor *t = NULL;
-    for (size_t k = 0; k < TAIL_COUNT && !t; k++) {
-        int n = snprintf(name, sizeof name, "%.*s%s%s", (int)len, parent, member, tails[k]);
-        if (n > 0 && (size_t)n < sizeof name)
-            t = qc_checkpoint_find(model, name);
-    }
-    return t;
-}
-
 int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i)
 {
     const char *name = model->tensors[i].name;
@@ -43,9 +28,14 @@ int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t 
     *out = (qc_fused_group){.parent_len = parent_len};
     out->row = qc_fused_row_of(name + begin, end - begin, name + parent, parent_len - parent);
     for (unsigned k = 0; out->row && k < QC_FUSED_MEMBERS && out->row->members[k]; k++) {
-        const qc_checkpoint_tensor *t = find_member(model, name, begin, out->row->members[k]);
-        if (t)
-            out->tensors[out->count++] = (uint32_t)(t - model->tensors);
+        uint32_t t = UINT32_MAX;
+        for (size_t e = 0; e < TAIL_COUNT && t == UINT32_MAX; e++) {
+            char member[64];
+            (void)snprintf(member, sizeof member, "%s%s", out->row->members[k], tails[e]);
+            t = qc_checkpoint_beside(model, name, begin, member);
+        }
+        if (t != UINT32_MAX)
+            out->tensors[out->count++] = t;
     }
     return out->count >= 2;
 }
@@ -85,18 +75,6 @@ static qc_status list_members(const char **text, qc_arena *arena, const qc_check
     return QC_OK;
 }
 
-static qc_status note(qc_fused_widening *w, qc_arena *arena, const qc_checkpoint *model,
-                      const qc_fused_group *g, const uint32_t *rule_of, uint32_t r, qc_error *err)
-{
-    if (w->groups++ > 0)
-        return QC_OK;
-    w->row = g->row;
-    QC_TRY(
-        qc_arena_strndup(arena, &w->first, model->tensors[g->tensors[0]].name, g->parent_len, err));
-    QC_TRY(list_members(&w->named, arena, model, g, rule_of, r, 1, err));
-    return list_members(&w->added, arena, model, g, rule_of, r, 0, err);
-}
-
 /* Finds the last rule of a group, if the group is split now and would not be if that rule counted
  * for all of it. */
 static uint32_t rule_that_splits(const qc_fused_group *g, const qc_rule *rules,
@@ -130,7 +108,13 @@ qc_status qc_fused_widen(qc_fused_widenings *out, qc_arena *arena, const qc_chec
         uint32_t r = rule_that_splits(&g, rules, states, rule_of);
         if (r == NO_RULE)
             continue;
-        QC_TRY(note(&out->list[r], arena, model, &g, rule_of, r, err));
+        qc_fused_widening *w = &out->list[r];
+        if (w->groups++ == 0) {
+            w->row = g.row;
+            QC_TRY(qc_arena_strndup(arena, &w->first, model->tensors[i].name, g.parent_len, err));
+            QC_TRY(list_members(&w->named, arena, model, &g, rule_of, r, 1, err));
+            QC_TRY(list_members(&w->added, arena, model, &g, rule_of, r, 0, err));
+        }
         for (unsigned k = 0; k < g.count; k++) {
             if (rule_of[g.tensors[k]] != r)
                 QC_TRY(qc_arena_printf(arena, &why[g.tensors[k]], err, "%s %s, for %s",

@@ -14,7 +14,7 @@ typedef struct {
     const qc_fused_row *row;
     uint32_t tensors[QC_FUSED_MEMBERS]; /* indexes of the weights */
     unsigned count;
-    size_t parent_len; /* of "model.layers.0.self_attn" in the name of each */
+    size_t parent_len; /* the length of "model.layers.0.self_attn" in each name */
 } qc_fused_group;
 
 /* Finds the group that weight i is a member of. Returns 0 if it is in none, or alone. */
@@ -33,9 +33,9 @@ typedef enum {
 
 /* What a rule did to groups of which it named some members only. */
 typedef struct {
-    uint32_t groups;         /* that it was widened in; where there are none, the rest is not set */
-    const qc_fused_row *row; /* of the first such group */
-    const char *first;       /* and its parent */
+    uint32_t groups;           /* groups that it was widened in; if 0, the rest is not set */
+    const qc_fused_row *row;   /* the row of the first such group */
+    const char *first;         /* and its parent */
     const char *named, *added; /* and its members: "q_proj", "k_proj and v_proj" */
 } qc_fused_widening;
 

@@ -12,7 +12,7 @@ typedef struct {
     qc_geometry *out;
     qc_arena *arena;
     qc_config config;
-    const qc_cache_row *row; /* of the text's model type */
+    const qc_cache_row *row; /* the row of the text's model type */
 } qc_geometry_reader;
 
 /* Is the model type of the text configuration in the list? */

@@ -616,13 +616,11 @@ static int module_stays_coded(const maker *m, uint32_t i)
     const char *name = m->model->tensors[i].name;
     /* Names are sorted, so the members of a module are neighbours, with at most longer names
      * between. */
-    for (uint32_t k = i; k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0; k--) {
-        if (module_of(m, k - 1) == len && stays_coded(m, k - 1))
-            return 1;
-    }
-    for (uint32_t k = i + 1; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0;
-         k++) {
-        if (module_of(m, k) == len && stays_coded(m, k))
+    uint32_t k = i;
+    while (k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0)
+        k--;
+    for (; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0; k++) {
+        if (k != i && module_of(m, k) == len && stays_coded(m, k))
             return 1;
     }
     return 0;

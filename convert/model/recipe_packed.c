@@ -45,8 +45,8 @@ typedef struct {
 /* The tensors of a weight. */
 typedef struct {
     const qc_checkpoint_tensor *codes, *scales, *zeros, *groups; /* the last two may be NULL */
-    uint32_t index;                                              /* of codes */
-    size_t stem; /* of the name, with the last dot */
+    uint32_t index;                                              /* the codes' index */
+    size_t stem; /* length of the module's path, with its last dot */
 } parts;
 
 /* ---- config.json ---- */

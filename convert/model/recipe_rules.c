@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "convert/families/type_table.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Words that mean something as a component of a name. One scan of a component finds them all. */
@@ -280,7 +281,7 @@ size_t qc_rules_predictions_path(const char *name)
     return 0;
 }
 
-int qc_rules_layer(const char *name, uint64_t *layer)
+int qc_rules_predicts_more(const char *name, uint64_t layers)
 {
     static const char *const prefixes[] = {"model.layers.", "layers."};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
@@ -288,21 +289,10 @@ int qc_rules_layer(const char *name, uint64_t *layer)
         if (strncmp(name, prefixes[i], len) != 0)
             continue;
         size_t digits = strspn(name + len, "0123456789");
-        if (digits == 0 || digits > 9 || name[len + digits] != '.')
-            return 0;
-        *layer = 0;
-        for (size_t k = 0; k < digits; k++)
-            *layer = *layer * 10 + (uint64_t)(name[len + k] - '0');
-        return 1;
+        if (digits > 0 && digits <= 9 && name[len + digits] == '.' &&
+            strtoull(name + len, NULL, 10) >= layers)
+            return 1;
     }
-    return 0;
-}
-
-int qc_rules_predicts_more(const char *name, uint64_t layers)
-{
-    uint64_t layer = 0;
-    if (qc_rules_layer(name, &layer) && layer >= layers)
-        return 1;
     for (const char *s = name; s; s = strchr(s, '.')) {
         s += *s == '.';
         if (strncmp(s, "mtp.", 4) == 0 || strncmp(s, "mtp_", 4) == 0)

@@ -27,8 +27,6 @@ size_t qc_rules_predictions_path(const char *name);
 
 /* Is this the name of a Conv1D's weight, in a model that has such modules? */
 int qc_rules_conv1d_name(const char *name);
-/* Finds the number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
-int qc_rules_layer(const char *name, uint64_t *layer);
 /* Is a tensor for multi-token prediction alone? Layers from num_hidden_layers on are (DeepSeek-V3,
  * GLM-4.5), and what has "mtp" or "mtp_..." in its path (Qwen3-Next, Qwen3.5, ERNIE-4.5). */
 int qc_rules_predicts_more(const char *name, uint64_t layers);

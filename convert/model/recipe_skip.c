@@ -1,5 +1,6 @@
 #include "convert/model/recipe_skip.h"
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "convert/families/config_fields.h"
 #include "convert/term/glob.h"
@@ -38,25 +39,18 @@ static qc_status append(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- what a name would catch ---- */
 
-/* Would some loader match the module `path` of `len` bytes with this name? recipe_skip.h has their
- * rules. */
-static int catches(const char *name, const char *path, size_t len)
-{
-    size_t n = strlen(name);
-    for (size_t at = 0; at + n <= len; at++) {
-        if (memcmp(path + at, name, n) == 0 && (at == 0 || at + n == len || path[at + n] == '.'))
-            return 1;
-    }
-    return 0;
-}
-
+/* Would some loader match a quantized module with this name? recipe_skip.h has their rules. */
 static int catches_quantized(const qc_skip_list *l, const char *name)
 {
+    const size_t n = strlen(name);
     for (size_t i = 0; i < l->model->tensor_count; i++) {
         const char *path = l->model->tensors[i].name, *dot = strrchr(path, '.');
-        if (dot && qc_recipe_stays_quantized(&l->entries[i]) &&
-            catches(name, path, (size_t)(dot - path)))
-            return 1;
+        if (!dot || !qc_recipe_stays_quantized(&l->entries[i]))
+            continue;
+        for (const char *at = path; at + n <= dot; at++) {
+            if (memcmp(at, name, n) == 0 && (at == path || at + n == dot || at[n] == '.'))
+                return 1;
+        }
     }
     return 0;
 }
@@ -196,49 +190,21 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- submodels that stay as a whole ---- */
 
-/* Returns the length of the path of the module's submodel, or 0 if there is none. */
-static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
-{
-    static const char *const parts[] = {
-        "vision_tower",
-        "vision_model",
-        "vision_encoder",
-        "visual",
-        "image_tower",
-        "video_tower",
-        "audio_tower",
-        "audio_encoder",
-        "audio_model",
-        "multi_modal_projector",
-        "connector",
-        "aligner",
-        "qformer",
-        "mm_projector",
-        "embed_vision",
-        "embed_audio",
-        "language_model",
-        "text_model",
-        "language_projection",
-    };
-    for (size_t at = 0; at < len;) {
-        size_t n = strcspn(module + at, ".");
-        if (n > len - at)
-            n = len - at;
-        for (size_t i = 0; l->composite && i < sizeof parts / sizeof *parts; i++) {
-            if (strlen(parts[i]) == n && memcmp(module + at, parts[i], n) == 0)
-                return at + n;
-        }
-        at += n + 1;
-    }
-    return 0;
-}
-
 /* Sets *whole to the submodel of a module if its name would catch nothing that is quantized. Names
  * come in order, so the answer is mostly the same as for the module before. */
 static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, const char **whole,
                             qc_error *err)
 {
-    size_t n = part_of(l, module, len);
+    static const char parts[] =
+        " vision_tower vision_model vision_encoder visual image_tower video_tower audio_tower "
+        "audio_encoder audio_model multi_modal_projector connector aligner qformer mm_projector "
+        "embed_vision embed_audio language_model text_model language_projection ";
+    size_t n = 0; /* length of the submodel's path */
+    for (size_t at = 0; l->composite && at < len && n == 0;) {
+        size_t end = qc_min_size(at + strcspn(module + at, "."), len);
+        n = qc_config_part_in(module + at, end - at, parts) ? end : 0;
+        at = end + 1;
+    }
     *whole = NULL;
     if (n == 0 || (l->last_divided && strlen(l->last_divided) == n &&
                    memcmp(module, l->last_divided, n) == 0))

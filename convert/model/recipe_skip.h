@@ -29,7 +29,7 @@ typedef struct {
     qc_arena *arena;
     const qc_family *table; /* may be NULL */
     const qc_checkpoint *model;
-    const qc_recipe_entry *entries; /* of the model's tensors */
+    const qc_recipe_entry *entries; /* a tensor's each */
     int composite;            /* config.json has one configuration for each of several submodels */
     int has_language_model;   /* some name has the component "language_model" */
     unsigned detectors;       /* which lists of a detector's heads are there, one bit each */

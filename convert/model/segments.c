@@ -129,16 +129,6 @@ static int is_below(const char *name, const char *path, size_t len)
 
 /* ---- places ---- */
 
-static int word_is(const char *word, size_t len, const char *list)
-{
-    char text[32];
-    if (len == 0 || len >= sizeof text)
-        return 0;
-    memcpy(text, word, len);
-    text[len] = '\0';
-    return qc_config_word_in(text, list);
-}
-
 static const char vision_words[] =
     " vision_model vision_tower visual vision_encoder vision_embed_tokens vision_backbone "
     "multi_modal_projector mm_projector connector modality_projection resampler "
@@ -179,15 +169,15 @@ static int find_place(maker *m, const char *name, unit *u)
         size_t len = strcspn(name + at, ".");
         uint32_t number = layer_number(name + at, len);
         *u = (unit){.name = name, .len = at + len, .stack = NONE, .segment = NONE};
-        if (word_is(name + at, len, vision_words)) {
+        if (qc_config_part_in(name + at, len, vision_words)) {
             u->group = GROUP_VISION;
             return 1;
         }
-        if (word_is(name + at, len, " mtp ")) {
+        if (qc_config_part_in(name + at, len, " mtp ")) {
             u->group = GROUP_EXTRA;
             return 1;
         }
-        if (number != NONE && word_is(name + word, word_len, stack_words)) {
+        if (number != NONE && qc_config_part_in(name + word, word_len, stack_words)) {
             u->group = GROUP_MAIN;
             u->number = number;
             u->stack = find_stack(m, name, at - 1);
@@ -271,16 +261,16 @@ static group loose_group(const qc_recipe_entry *e, const char *name)
         return GROUP_HEAD;
     for (const char *p = name; *p;) {
         size_t len = strcspn(p, ".");
-        if (word_is(p, len, heads))
+        if (qc_config_part_in(p, len, heads))
             return GROUP_HEAD;
-        if (word_is(p, len, tables))
+        if (qc_config_part_in(p, len, tables))
             return GROUP_EMBEDDING;
         for (size_t k = 0; k + 3 <= len; k++) {
             if (memcmp(p + k, "emb", 3) == 0)
                 return GROUP_EMBEDDING;
             norm |= k + 4 <= len && memcmp(p + k, "norm", 4) == 0;
         }
-        norm |= word_is(p, len, " ln_f ");
+        norm |= qc_config_part_in(p, len, " ln_f ");
         p += len + (p[len] == '.');
     }
     if (e->role == QC_ROLE_EMBEDDING)
