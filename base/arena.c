@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define ARENA_ALIGN       16u
+#define FIRST_ELEMENTS    64u /* of an array that grows; a power of two */
 #define ARENA_BLOCK_BYTES 65536u
 
 struct qc_arena_block {
@@ -87,6 +88,19 @@ qc_status(qc_arena_alloc)(qc_arena *a, void *out, size_t count, size_t bytes_eac
                 bytes_each);
     QC_TRY(take(a, &p, bytes & ~(size_t)(ARENA_ALIGN - 1), ARENA_ALIGN, err));
     memcpy(out, &p, sizeof p);
+    return QC_OK;
+}
+
+qc_status(qc_arena_more)(qc_arena *a, void *array, size_t count, size_t bytes_each, qc_error *err)
+{
+    void *old = NULL, *p = NULL;
+    if (count % FIRST_ELEMENTS != 0 || (count & (count - 1)) != 0)
+        return QC_OK;
+    memcpy(&old, array, sizeof old);
+    QC_TRY((qc_arena_alloc)(a, &p, count ? 2 * count : FIRST_ELEMENTS, bytes_each, err));
+    if (count)
+        memcpy(p, old, count * bytes_each);
+    memcpy(array, &p, sizeof p);
     return QC_OK;
 }
 

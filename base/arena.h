@@ -24,6 +24,12 @@ QC_NODISCARD qc_status qc_arena_alloc(qc_arena *a, void *out, size_t count, size
     qc_arena_alloc(a, QC_POINTER_AT(out), count, each, err)
 /* Does the same for an array of what the pointer at out points to. */
 #define qc_arena_array(a, out, count, err) qc_arena_alloc(a, out, count, sizeof **(out), err)
+/* Makes room for one more element in an array of `count` that lives in the arena. The array moves
+ * when it has 64 elements, 128 and so on; array is the address of the pointer to it. */
+QC_NODISCARD qc_status qc_arena_more(qc_arena *a, void *array, size_t count, size_t bytes_each,
+                                     qc_error *err);
+#define qc_arena_more(a, array, count, err)                                                        \
+    qc_arena_more(a, QC_POINTER_AT(array), count, sizeof **(array), err)
 /* Copies the len bytes at s and adds a terminating NUL. The copy is not aligned. */
 QC_NODISCARD qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t len,
                                         qc_error *err);

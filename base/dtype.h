@@ -59,6 +59,12 @@ int qc_dtype_is_integer(qc_dtype t);
  * type. */
 QC_API const char *qc_dtype_torch_name(qc_dtype t);
 
+/* Is it one of the 8-bit floats that weights are released in? */
+static inline int qc_dtype_is_fp8(qc_dtype t)
+{
+    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
+}
+
 /* Count the elements and the bytes of a tensor, with all products checked. ndim 0 is a scalar (1
  * element). It is QC_ERR_USAGE where a pointer is NULL (dims may be NULL for a scalar);
  * QC_ERR_INPUT on overflow or when the bits do not make whole bytes. */

@@ -15,11 +15,6 @@ typedef struct {
     const qc_attached_adapter *of; /* the adapter that is being attached */
 } attaching;
 
-static qc_merge_set *set_of(const qc_checkpoint *c)
-{
-    return (qc_merge_set *)(void *)c->changes;
-}
-
 static void close_set(qc_checkpoint_changes *changes)
 {
     qc_merge_set *set = (qc_merge_set *)(void *)changes;
@@ -33,23 +28,6 @@ static void close_set(qc_checkpoint_changes *changes)
     }
     qc_free(set->merges);
     qc_free(set);
-}
-
-static qc_status make_set(qc_checkpoint *c, uint32_t adapters, qc_error *err)
-{
-    qc_merge_set *set = NULL;
-    qc_isa isa = QC_ISA_SCALAR;
-    QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_calloc(&set, 1, sizeof *set, err));
-    set->changes.close = close_set;
-    c->changes = &set->changes;
-    set->ops = qc_quant_ops_for(isa);
-    set->isa = isa;
-    if (pthread_mutex_init(&set->lock, NULL) != 0 || pthread_cond_init(&set->ready, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
-    set->have_lock = 1;
-    QC_TRY(qc_arena_array(&c->arena, &set->adapters, adapters, err));
-    return qc_calloc(&set->merges, c->tensor_count, sizeof *set->merges, err);
 }
 
 /* ---- a tensor ---- */
@@ -69,17 +47,13 @@ static qc_status find(const attaching *a, const char *name, uint32_t tensor,
     return QC_OK;
 }
 
-static int is_fp8(qc_dtype t)
-{
-    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
-}
-
 /* decodable: FP8 will do as well. */
 static qc_status check_dtype(const attaching *a, const qc_checkpoint_tensor *t, int decodable,
                              qc_error *err)
 {
     qc_dtype dtype = qc_checkpoint_dtype(t);
-    if ((qc_dtype_is_quantizable(dtype) && dtype != QC_DTYPE_F64) || (decodable && is_fp8(dtype)))
+    if ((qc_dtype_is_quantizable(dtype) && dtype != QC_DTYPE_F64) ||
+        (decodable && qc_dtype_is_fp8(dtype)))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "%s: '%s' of %s is %s, and qconv merges adapters into F32, F16 and BF16%s; --to bf16 "
@@ -97,8 +71,10 @@ static qc_status change(const attaching *a, qc_checkpoint_tensor *t, qc_merge **
         return QC_OK;
     }
     QC_TRY(qc_arena_array(&a->c->arena, &m, 1, err));
-    m->change = (qc_tensor_change){
-        .stored = *t, .decoded = is_fp8(t->dtype), .read = qc_merge_read, .apply = qc_merge_apply};
+    m->change = (qc_tensor_change){.stored = *t,
+                                   .decoded = qc_dtype_is_fp8(t->dtype),
+                                   .read = qc_merge_read,
+                                   .apply = qc_merge_apply};
     m->set = a->set;
     m->cols = t->ndim ? t->dims[t->ndim - 1] : 1;
     m->rows = 1;
@@ -229,39 +205,46 @@ static qc_status add_module(attaching *a, const qc_adapter_module *mod, qc_error
     return mod->bias == QC_ADAPTER_NO_TENSOR ? QC_OK : add_bias(a, mod, step.scale, err);
 }
 
-static qc_status attach(qc_checkpoint *c, qc_merge_set *set, const qc_lora *lora, qc_error *err)
-{
-    qc_attached_adapter *of = &set->adapters[set->adapter_count];
-    attaching a = {.c = c, .set = set, .of = of};
-    QC_TRY(qc_adapter_open(&of->adapter, lora->path, err));
-    set->adapter_count++;
-    of->scale = lora->scale;
-    qc_checkpoint_leave_out_adapter(c, lora->path); /* on top of OUT it would count twice */
-    const qc_adapter *adapter = of->adapter;
-    of->weights = adapter->module_count;
-    of->wholes = adapter->whole_count;
-    for (size_t i = 0; i < adapter->whole_count; i++)
-        QC_TRY(add_whole(&a, &adapter->wholes[i], err));
-    for (size_t i = 0; i < adapter->module_count; i++) {
-        QC_TRY(add_module(&a, &adapter->modules[i], err));
-        of->biases += adapter->modules[i].bias != QC_ADAPTER_NO_TENSOR;
-    }
-    return QC_OK;
-}
-
 qc_status qc_adapters_attach(qc_checkpoint *c, qc_loras loras, qc_error *err)
 {
+    qc_merge_set *set = NULL;
+    qc_isa isa = QC_ISA_SCALAR;
     if (loras.count == 0)
         return QC_OK;
-    QC_TRY(make_set(c, loras.count, err));
-    for (uint32_t i = 0; i < loras.count; i++)
-        QC_TRY(attach(c, set_of(c), &loras.list[i], err));
+    QC_TRY(qc_isa_select(&isa, err));
+    QC_TRY(qc_calloc(&set, 1, sizeof *set, err));
+    set->changes.close = close_set;
+    c->changes = &set->changes;
+    set->ops = qc_quant_ops_for(isa);
+    set->isa = isa;
+    if (pthread_mutex_init(&set->lock, NULL) != 0 || pthread_cond_init(&set->ready, NULL) != 0)
+        QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
+    set->have_lock = 1;
+    QC_TRY(qc_arena_array(&c->arena, &set->adapters, loras.count, err));
+    QC_TRY(qc_calloc(&set->merges, c->tensor_count, sizeof *set->merges, err));
+    for (uint32_t i = 0; i < loras.count; i++) {
+        qc_attached_adapter *of = &set->adapters[i];
+        attaching a = {.c = c, .set = set, .of = of};
+        QC_TRY(qc_adapter_open(&of->adapter, loras.list[i].path, err));
+        set->adapter_count++;
+        of->scale = loras.list[i].scale;
+        qc_checkpoint_leave_out_adapter(c, loras.list[i].path); /* it would count twice */
+        const qc_adapter *adapter = of->adapter;
+        of->weights = adapter->module_count;
+        of->wholes = adapter->whole_count;
+        for (size_t k = 0; k < adapter->whole_count; k++)
+            QC_TRY(add_whole(&a, &adapter->wholes[k], err));
+        for (size_t k = 0; k < adapter->module_count; k++) {
+            QC_TRY(add_module(&a, &adapter->modules[k], err));
+            of->biases += adapter->modules[k].bias != QC_ADAPTER_NO_TENSOR;
+        }
+    }
     return QC_OK;
 }
 
 const qc_attached_adapter *qc_adapters_of(const qc_checkpoint *c, size_t *count)
 {
-    const qc_merge_set *set = c->changes ? set_of(c) : NULL;
+    const qc_merge_set *set = (const qc_merge_set *)(const void *)c->changes;
     *count = set ? set->adapter_count : 0;
     return set ? set->adapters : NULL;
 }

@@ -39,7 +39,7 @@ typedef struct {
     qc_tensor_change change; /* first: it is what the tensor points to */
     qc_merge_set *set;
     qc_merge_step *steps;
-    uint64_t rows, cols; /* of the stored weight; of a bias 1 and its length */
+    uint64_t rows, cols; /* the stored weight's; a bias has 1 and its length */
     /* The rest is under set->lock. */
     qc_merge_state state;
     unsigned users;

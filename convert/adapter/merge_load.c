@@ -15,23 +15,14 @@
 #define KEPT_USES  64u
 #define NORM_ELEMS (64u << 10)
 
-static void free_data(qc_step_data *d)
-{
-    qc_free(d->left);
-    qc_free(d->right);
-    qc_free(d->factor);
-    *d = (qc_step_data){0};
-}
-
-static void unload(qc_merge *m)
-{
-    for (qc_merge_step *s = m->steps; s; s = s->next)
-        free_data(&s->data);
-}
-
 void qc_merge_free(qc_merge *m)
 {
-    unload(m);
+    for (qc_merge_step *s = m->steps; s; s = s->next) {
+        qc_free(s->data.left);
+        qc_free(s->data.right);
+        qc_free(s->data.factor);
+        s->data = (qc_step_data){0};
+    }
 }
 
 /* ---- loading ---- */
@@ -156,36 +147,22 @@ static qc_status load_factor(const qc_merge *m, qc_merge_step *s, const qc_check
     return st;
 }
 
-static qc_status load_step(const qc_merge *m, qc_merge_step *s, const qc_checkpoint *c,
-                           qc_st_cursor *cur, qc_error *err)
-{
-    if (s->kind == QC_STEP_WHOLE)
-        return QC_OK;
-    QC_TRY(load_left(m, s, cur, err));
-    if (s->kind == QC_STEP_BIAS)
-        return QC_OK;
-    QC_TRY(load_right(m, s, cur, err));
-    return s->module->magnitude == QC_ADAPTER_NO_TENSOR ? QC_OK : load_factor(m, s, c, cur, err);
-}
-
 static qc_status load(qc_merge *m, const qc_checkpoint *c, qc_st_cursor *cur, qc_error *err)
 {
     qc_status st = QC_OK;
-    for (qc_merge_step *s = m->steps; s && st == QC_OK; s = s->next)
-        st = load_step(m, s, c, cur, err);
-    if (st != QC_OK)
-        unload(m);
-    return st;
-}
-
-static uint64_t bytes_of(const qc_merge *m)
-{
-    uint64_t bytes = 0;
-    for (const qc_merge_step *s = m->steps; s; s = s->next) {
-        uint64_t rank = s->kind == QC_STEP_LOW_RANK ? s->module->rank : 0;
-        bytes += (m->rows + m->cols) * (rank + 1) * sizeof(double);
+    for (qc_merge_step *s = m->steps; s && st == QC_OK; s = s->next) {
+        if (s->kind == QC_STEP_WHOLE)
+            continue;
+        st = load_left(m, s, cur, err);
+        if (st == QC_OK && s->kind == QC_STEP_LOW_RANK)
+            st = load_right(m, s, cur, err);
+        if (st == QC_OK && s->kind == QC_STEP_LOW_RANK &&
+            s->module->magnitude != QC_ADAPTER_NO_TENSOR)
+            st = load_factor(m, s, c, cur, err);
     }
-    return bytes;
+    if (st != QC_OK)
+        qc_merge_free(m);
+    return st;
 }
 
 /* ---- who has them ---- */
@@ -204,7 +181,7 @@ static void make_room(qc_merge_set *set)
         }
         if (!oldest)
             return;
-        unload(oldest);
+        qc_merge_free(oldest);
         oldest->state = QC_MERGE_EMPTY;
         set->loaded_bytes -= oldest->bytes;
     }
@@ -223,7 +200,10 @@ qc_status qc_merge_acquire(qc_merge *m, const qc_checkpoint *c, qc_st_cursor *cu
         st = load(m, c, cur, err);
         pthread_mutex_lock(&set->lock);
         m->state = st == QC_OK ? QC_MERGE_READY : QC_MERGE_EMPTY;
-        m->bytes = bytes_of(m);
+        m->bytes = 0;
+        for (const qc_merge_step *s = m->steps; s; s = s->next)
+            m->bytes += (m->rows + m->cols) *
+                        ((s->kind == QC_STEP_LOW_RANK ? s->module->rank : 0) + 1) * sizeof(double);
         set->loaded_bytes += st == QC_OK ? m->bytes : 0;
         pthread_cond_broadcast(&set->ready);
     }

@@ -8,48 +8,37 @@
 #include <math.h>
 #include <string.h>
 
-/* Does one step to a tile. */
-static void take_step(const qc_merge *m, const qc_merge_step *s, qc_merge_tile *t)
-{
-    const double *factor = s->data.factor;
-    if (s->kind == QC_STEP_WHOLE)
-        return;
-    if (s->kind == QC_STEP_BIAS) { /* one row */
-        for (uint32_t i = 0; i < t->n; i++)
-            t->values[0][i] += s->data.left[t->col + i] * s->scale;
-        return;
-    }
-    qc_merge_add_product(m, s, t);
-    for (uint32_t r = 0; factor && r < t->rows; r++) {
-        for (uint32_t i = 0; i < t->n; i++)
-            t->values[r][i] *= factor[s->turned ? t->col + i : t->row + r];
-    }
-}
-
-static qc_status refuse(const qc_merge *m, const qc_merge_tile *t, uint32_t row, qc_error *err)
-{
-    uint32_t i = 0;
-    while (isfinite((float)t->values[row][i]))
-        i++;
-    QC_FAIL(err, QC_ERR_NONFINITE,
-            "tensor '%s': the merged weight at row %" PRIu64 ", column %" PRIu64 " is not finite",
-            m->change.stored.name, t->row + row, t->col + i);
-}
-
+/* Does all steps to a tile. */
 static qc_status merge_tile(void *ctx, qc_merge_tile *t, qc_error *err)
 {
     const qc_merge *m = ctx;
-    for (const qc_merge_step *s = m->steps; s; s = s->next)
-        take_step(m, s, t);
+    for (const qc_merge_step *s = m->steps; s; s = s->next) {
+        const double *factor = s->data.factor;
+        for (uint32_t i = 0; s->kind == QC_STEP_BIAS && i < t->n; i++) /* one row */
+            t->values[0][i] += s->data.left[t->col + i] * s->scale;
+        if (s->kind != QC_STEP_LOW_RANK)
+            continue;
+        qc_merge_add_product(m, s, t);
+        for (uint32_t r = 0; factor && r < t->rows; r++) {
+            for (uint32_t i = 0; i < t->n; i++)
+                t->values[r][i] *= factor[s->turned ? t->col + i : t->row + r];
+        }
+    }
     for (uint32_t r = 0; r < t->rows; r++) {
         float *to = t->from + r * m->cols;
+        uint32_t bad = 0;
         int good = 1;
         for (uint32_t i = 0; i < t->n; i++) {
             to[i] = (float)t->values[r][i];
             good &= fabsf(to[i]) <= FLT_MAX;
         }
+        while (!good && isfinite(to[bad]))
+            bad++;
         if (!good)
-            return refuse(m, t, r, err);
+            QC_FAIL(err, QC_ERR_NONFINITE,
+                    "tensor '%s': the merged weight at row %" PRIu64 ", column %" PRIu64
+                    " is not finite",
+                    m->change.stored.name, t->row + r, t->col + bad);
     }
     return QC_OK;
 }

@@ -27,15 +27,6 @@ qc_status qc_merge_read_base(const qc_merge *m, const qc_checkpoint *c, qc_st_cu
     return QC_OK;
 }
 
-static void widen(qc_merge_tile *t, uint64_t cols)
-{
-    for (uint32_t r = 0; r < t->rows; r++) {
-        const float *from = t->from + r * cols;
-        for (uint32_t i = 0; i < t->n; i++)
-            t->values[r][i] = (double)from[i];
-    }
-}
-
 /* A run of columns is taken for all rows before the next one, so that what it needs of the right
  * matrices stays in the cache. A row still gets its runs in order, and a column its rows. */
 qc_status qc_merge_each_tile(const qc_merge *m, uint64_t first, uint64_t n, float *values,
@@ -46,7 +37,7 @@ qc_status qc_merge_each_tile(const qc_merge *m, uint64_t first, uint64_t n, floa
     for (uint64_t col = 0; col < m->cols; col += QC_LOW_RANK_RUN) {
         const uint64_t run = qc_min_u64(m->cols - col, QC_LOW_RANK_RUN);
         for (t.row = first / m->cols; t.row * m->cols < end; t.row += t.rows) {
-            const uint64_t at = t.row * m->cols + col; /* of the run's first element */
+            const uint64_t at = t.row * m->cols + col; /* the run's first element */
             const uint64_t from = qc_max_u64(at, first), to = qc_min_u64(at + run, end);
             t.rows = at >= first && at + (QC_LOW_RANK_ROWS - 1) * m->cols + run <= end
                          ? QC_LOW_RANK_ROWS
@@ -56,7 +47,10 @@ qc_status qc_merge_each_tile(const qc_merge *m, uint64_t first, uint64_t n, floa
             t.n = (uint32_t)(to - from);
             t.col = col + (from - at);
             t.from = values + (from - first);
-            widen(&t, m->cols);
+            for (uint32_t r = 0; r < t.rows; r++) {
+                for (uint32_t i = 0; i < t.n; i++)
+                    t.values[r][i] = (double)t.from[r * m->cols + i];
+            }
             QC_TRY(take(ctx, &t, err));
         }
     }

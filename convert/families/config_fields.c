@@ -13,38 +13,43 @@ static const qc_json_node *object_at(const qc_json_node *object, const char *nam
     return n && qc_json_kind_of(n) == QC_JSON_OBJECT ? n : NULL;
 }
 
-/* Returns the configuration of the text model within a composite one; NULL if it is not composite.
- * Qwen's speech models keep it one level deeper, and pairs of an encoder and a decoder call it
- * decoder. */
-static const qc_json_node *text_object(const qc_json_node *root)
+const qc_json_node *qc_config_root(const qc_json *doc)
 {
-    const qc_json_node *thinker = object_at(root, "thinker_config");
-    const qc_json_node *text = object_at(root, "text_config llm_config language_config");
-    if (!text && thinker)
-        text = object_at(thinker, "text_config");
-    if (!text && object_at(root, "encoder text_encoder"))
-        text = object_at(root, "decoder");
-    return text;
+    return doc ? qc_json_root(doc) : NULL;
+}
+
+const qc_json_node *qc_config_quantization(const qc_json *doc)
+{
+    return qc_json_get(qc_config_root(doc), "quantization_config");
+}
+
+const char *qc_config_type(const qc_json *doc)
+{
+    return qc_json_string_or(qc_json_get(qc_config_root(doc), "model_type"), "");
+}
+
+const char *qc_config_quant_method(const qc_json *doc)
+{
+    return qc_json_string_or(qc_json_get(qc_config_quantization(doc), "quant_method"), "");
 }
 
 void qc_config_open(qc_config *out, const qc_json *doc)
 {
-    memset(out, 0, sizeof *out);
-    out->model_type = out->text_type = "";
-    if (!doc)
+    const qc_json_node *root = qc_config_root(doc);
+    const char *type = qc_config_type(doc);
+    *out = (qc_config){.root = root, .text = root, .model_type = type, .text_type = type};
+    out->vision = object_at(root, "vision_config");
+    /* The text model within a composite one: Qwen's speech models keep it one level deeper, and
+     * pairs of an encoder and a decoder call it decoder. */
+    const qc_json_node *text = object_at(root, "text_config llm_config language_config");
+    if (!text)
+        text = object_at(object_at(root, "thinker_config"), "text_config");
+    if (!text && object_at(root, "encoder text_encoder"))
+        text = object_at(root, "decoder");
+    if (!text)
         return;
-    out->root = qc_json_root(doc);
-    out->model_type = qc_json_string_or(qc_json_get(out->root, "model_type"), "");
-    out->text_type = out->model_type;
-    const qc_json_node *text = text_object(out->root);
-    const qc_json_node *vision = qc_json_get(out->root, "vision_config");
-    out->text = out->root;
-    if (text) {
-        out->text = text;
-        out->text_type = qc_json_string_or(qc_json_get(text, "model_type"), out->model_type);
-    }
-    if (vision && qc_json_kind_of(vision) == QC_JSON_OBJECT)
-        out->vision = vision;
+    out->text = text;
+    out->text_type = qc_json_string_or(qc_json_get(text, "model_type"), type);
 }
 
 int qc_config_word_in(const char *word, const char *list)
@@ -57,6 +62,16 @@ int qc_config_word_in(const char *word, const char *list)
             return 1;
     }
     return 0;
+}
+
+int qc_config_part_in(const char *word, size_t len, const char *list)
+{
+    char text[32];
+    if (len >= sizeof text)
+        return 0;
+    memcpy(text, word, len);
+    text[len] = '\0';
+    return qc_config_word_in(text, list);
 }
 
 const qc_json_node *qc_config_field(const qc_json_node *object, const char *names)
@@ -110,7 +125,7 @@ int qc_config_flag(const qc_config *c, const char *name, int missing)
 }
 
 qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
-                                const qc_json_node *list, qc_error *err)
+                                const qc_json_node *list, uint64_t first, qc_error *err)
 {
     if (!list)
         return QC_OK;
@@ -121,12 +136,12 @@ qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
         uint64_t layer = 0;
         QC_TRY(qc_json_as_u64(n, key, &layer, err));
-        if (layer >= layer_count)
+        if (layer < first || layer - first >= layer_count)
             QC_FAIL(err, QC_ERR_INPUT,
                     "config.json: %.*s names layer %" PRIu64 ", but there are only %" PRIu32
                     " layers",
                     NAME_SHOWN_BYTES, key, layer, layer_count);
-        marks[layer] = 1;
+        marks[layer - first] = 1;
     }
     return QC_OK;
 }

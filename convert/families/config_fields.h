@@ -18,10 +18,17 @@ typedef struct {
     const char *text_type;      /* text_config's model_type, else root's */
 } qc_config;
 
-/* Opens a configuration, which borrows from the document. doc may be NULL. */
+/* Opens a configuration, which borrows from the document. doc may be NULL, here and below. */
 void qc_config_open(qc_config *out, const qc_json *doc);
+const qc_json_node *qc_config_root(const qc_json *doc);
+const qc_json_node *qc_config_quantization(const qc_json *doc); /* quantization_config, or NULL */
+/* "" if it has none. */
+const char *qc_config_type(const qc_json *doc);         /* model_type */
+const char *qc_config_quant_method(const qc_json *doc); /* quantization_config's quant_method */
 /* Is `word` one of the blank-separated words of `list` (" a b ")? */
 int qc_config_word_in(const char *word, const char *list);
+/* The same of the len bytes at word; 0 for more than 31. */
+int qc_config_part_in(const char *word, size_t len, const char *list);
 /* Returns the first of the blank-separated names that `object` has with a value other than null, or
  * NULL if it has none of them. */
 const qc_json_node *qc_config_field(const qc_json_node *object, const char *names);
@@ -36,8 +43,10 @@ QC_NODISCARD qc_status qc_config_read(uint64_t *out, const qc_config *c, const c
                                       uint64_t max, uint64_t missing, qc_error *err);
 /* Reads a boolean. The result is `missing` where the field is missing or not a boolean. */
 int qc_config_flag(const qc_config *c, const char *name, int missing);
-/* Is layer among the integers of the list? A list of anything else is QC_ERR_INPUT. */
+/* Marks the layers whose numbers the list has; the first layer has the number `first`. Another list
+ * is QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
-                                             const qc_json_node *list, qc_error *err);
+                                             const qc_json_node *list, uint64_t first,
+                                             qc_error *err);
 
 #endif

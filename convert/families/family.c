@@ -1,5 +1,6 @@
 #include "convert/families/family.h"
 
+#include "base/text.h"
 #include "convert/families/config_fields.h"
 
 #include <string.h>
@@ -41,32 +42,18 @@ static const char *match(const char *p, const char *s, const char *end, const ch
     return whole && s != end ? NULL : s;
 }
 
-static const char *role_words(qc_role role)
-{
-    switch (role) {
-    case QC_ROLE_LINEAR:
-        return "linear";
-    case QC_ROLE_EMBEDDING:
-        return "embedding";
-    case QC_ROLE_HEAD:
-        return "output head";
-    case QC_ROLE_ROUTER:
-        return "router";
-    case QC_ROLE_NORM:
-        return "norm";
-    case QC_ROLE_BIAS:
-        return "bias";
-    case QC_ROLE_CONV:
-        return "convolution";
-    case QC_ROLE_STATE:
-        return "scale of a packed weight";
-    case QC_ROLE_PACKED:
-        return "packed weight";
-    case QC_ROLE_OTHER:
-        break;
-    }
-    return "no weight of a Linear";
-}
+static const char *const role_words[] = {
+    [QC_ROLE_LINEAR] = "linear",
+    [QC_ROLE_EMBEDDING] = "embedding",
+    [QC_ROLE_HEAD] = "output head",
+    [QC_ROLE_ROUTER] = "router",
+    [QC_ROLE_NORM] = "norm",
+    [QC_ROLE_BIAS] = "bias",
+    [QC_ROLE_CONV] = "convolution",
+    [QC_ROLE_STATE] = "scale of a packed weight",
+    [QC_ROLE_PACKED] = "packed weight",
+    [QC_ROLE_OTHER] = "no weight of a Linear",
+};
 
 const qc_family *qc_family_find(const char *model_type)
 {
@@ -79,8 +66,7 @@ const qc_family *qc_family_find(const char *model_type)
 
 const qc_family *qc_family_of(const qc_checkpoint *model)
 {
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
-    return qc_family_find(qc_json_string_or(qc_json_get(root, "model_type"), ""));
+    return qc_family_find(qc_config_type(model->config));
 }
 
 int qc_family_is(const qc_family *f, const char *word)
@@ -108,17 +94,6 @@ static const struct {
 };
 enum { TAIL_COUNT = sizeof tails / sizeof *tails };
 
-static size_t tail_of(const char *name, size_t len)
-{
-    size_t i = 0;
-    for (; i < TAIL_COUNT; i++) {
-        size_t n = strlen(tails[i].tail);
-        if (len >= n && memcmp(name + len - n, tails[i].tail, n) == 0)
-            break;
-    }
-    return i;
-}
-
 /* Does the row know the rest of a name, which ends in tails[tail]? */
 static int row_knows(const qc_family_row *r, const char *rest, const char *end, size_t tail,
                      qc_tensor_class *out)
@@ -136,14 +111,16 @@ static int row_knows(const qc_family_row *r, const char *rest, const char *end, 
     out->traits = (own ? r->traits : tails[tail].traits) & QC_TRAITS_OF_TENSOR;
     if (out->role == QC_ROLE_HEAD)
         out->traits |= QC_TRAIT_MODULE;
-    out->why = own && r->why ? r->why : role_words(out->role);
+    out->why = own && r->why ? r->why : role_words[out->role];
     return 1;
 }
 
 int qc_family_classify(const qc_family *f, const char *name, qc_tensor_class *out)
 {
     const char *end = name + strlen(name);
-    const size_t tail = tail_of(name, (size_t)(end - name));
+    size_t tail = 0;
+    while (tail < TAIL_COUNT && !qc_ends_with(name, tails[tail].tail))
+        tail++;
     for (const qc_family_group *g = f->groups; g->prefix; g++) {
         const char *rest = match(g->prefix, name, end, f->names, 0);
         for (const qc_family_row *r = g->rows; rest && r->name; r++) {
@@ -179,12 +156,13 @@ qc_split qc_family_split(const qc_family *f, const char *name)
 
 int qc_family_rename(const qc_family *f, unsigned n, const char **from, const char **to)
 {
-    unsigned i = 0;
-    while (f->renames && f->renames[i].from && i < n)
-        i++;
-    if (!f->renames || !f->renames[i].from)
-        return 0;
-    *from = f->renames[i].from;
-    *to = f->renames[i].to;
-    return 1;
+    const qc_module_rename *r = f->renames;
+    for (; r && r->from; r++, n--) {
+        if (n > 0)
+            continue;
+        *from = r->from;
+        *to = r->to;
+        return 1;
+    }
+    return 0;
 }

@@ -92,7 +92,7 @@ typedef struct {
 
 typedef struct {
     const char *type;              /* one model type */
-    const char *words;             /* what is true of it: " ATTENTION_BIAS TIED " */
+    const char *words;             /* words that are true of it: " ATTENTION_BIAS TIED " */
     const char *names;             /* '%' as a pattern: "{model.|}" */
     const char *base;              /* '%' in a released checkpoint: "model." */
     const qc_family_group *groups; /* ends with a group without a prefix */

@@ -612,6 +612,8 @@ const qc_family qc_families[] = {
     DECODER("glm", " QKV_BIAS_IF FUSED_MLP ", decoder_groups, ""),
     DECODER("seed_oss", " QKV_BIAS_IF MLP_BIAS ", decoder_groups, ""),
     DECODER("helium", " ATTENTION_BIAS MLP_BIAS ", decoder_groups, ""),
+    DECODER("dots1", " ATTENTION_BIAS HEAD_NORMS EXPERTS ROUTER_BIAS ", deepseek_groups, ""),
+    DECODER("youtu", " ATTENTION_BIAS LATENT TIED ", deepseek_groups, LATENT_NEEDS),
     BESIDE_TOWER("mllama_text_model", " ROTARY ROLES ", mllama_groups, ""),
     GPT2("openai-gpt", " TIED ROLES "),
     GPT2("imagegpt", " TIED ROLES "),

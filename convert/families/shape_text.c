@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { NAME_BYTES = 64 };
+enum { NAME_BYTES = 96 };
 
 typedef struct {
     const char *at;
@@ -13,6 +13,7 @@ typedef struct {
 } reader;
 
 static qc_status read_sum(reader *r, uint64_t *out, qc_error *err);
+static qc_status read_factor(reader *r, uint64_t *out, qc_error *err);
 
 static const struct {
     const char *name;
@@ -25,7 +26,7 @@ static const struct {
     FACT(hidden), FACT(heads),   FACT(kv_heads), FACT(head_dim), FACT(q),     FACT(kv),
     FACT(layers), FACT(experts), FACT(vocab),    FACT(context),  FACT(inner), FACT(media),
     FACT(tied),   FACT(mxfp4),   FACT(bare),     FACT(masked),   FACT(moe),   FACT(state),
-    FACT(cross),  FACT(indexed), FACT(extra),
+    FACT(cross),  FACT(indexed), FACT(extra),    FACT(layer),
 #undef FACT
 };
 
@@ -66,10 +67,18 @@ static qc_status read_field(const qc_shape_facts *facts, const char *name, char 
     return QC_OK;
 }
 
-static qc_status read_length(const qc_shape_facts *facts, const char *name, uint64_t *out,
-                             qc_error *err)
+/* Reads how long a list is, or of a pattern that may be missing ('?') how many letters it has or
+ * what number it is. */
+static qc_status read_length(const qc_shape_facts *facts, const char *name, char how,
+                             uint64_t missing, uint64_t *out, qc_error *err)
 {
     const qc_json_node *list = find_field(facts, &name);
+    if (how == '?' && list && qc_json_kind_of(list) == QC_JSON_STRING) {
+        *out = strlen(qc_json_string_or(list, ""));
+        return QC_OK;
+    }
+    if (how == '?')
+        return qc_config_count(out, list, QC_CONFIG_MAX_LAYERS, missing, err);
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: %s is missing, so the tensors cannot be worked out", name);
@@ -92,20 +101,25 @@ static qc_status read_name(reader *r, uint64_t *out, qc_error *err)
     char name[NAME_BYTES];
     int list = *r->at == '#';
     r->at += list;
-    size_t n = strcspn(r->at, " ,+*/()!?~");
+    size_t n = strcspn(r->at, " ,+-*/%=()!?~");
     if (n == 0 || n >= sizeof name)
         QC_FAIL(err, QC_ERR_INTERNAL, "a family's shape cannot be read at '%.80s'", r->at);
     memcpy(name, r->at, n);
     name[n] = '\0';
+    for (char *bar = name; (bar = strchr(bar, '|')) != NULL;)
+        *bar = ' ';
     r->at += n;
-    if (list)
-        return read_length(r->facts, name, out, err);
     if (name[0] >= 'A' && name[0] <= 'Z')
         *out = (uint64_t)qc_family_is(r->facts->family, name);
-    else if (!find_fact(r->facts, name, out)) {
+    else if (list || !find_fact(r->facts, name, out)) {
         char how = *r->at;
+        uint64_t missing = 0;
         r->at += how == '?' || how == '~';
-        return read_field(r->facts, name, how, read_number(r), out, err);
+        if (how == '?' && *r->at == '(')
+            QC_TRY(read_factor(r, &missing, err));
+        else
+            missing = read_number(r);
+        return (list ? read_length : read_field)(r->facts, name, how, missing, out, err);
     }
     return QC_OK;
 }
@@ -121,6 +135,12 @@ static qc_status read_factor(reader *r, uint64_t *out, qc_error *err)
     } else if (*r->at == '(') {
         r->at++;
         QC_TRY(read_sum(r, out, err));
+        if (*r->at == '=') {
+            uint64_t other = 0;
+            r->at++;
+            QC_TRY(read_sum(r, &other, err));
+            *out = *out == other;
+        }
         r->at += *r->at == ')';
     } else {
         return read_name(r, out, err);
@@ -136,12 +156,12 @@ static qc_status overflows(qc_error *err)
 static qc_status read_product(reader *r, uint64_t *out, qc_error *err)
 {
     QC_TRY(read_factor(r, out, err));
-    while (*r->at == '*' || *r->at == '/') {
+    while (*r->at == '*' || *r->at == '/' || *r->at == '%') {
         uint64_t by = 0;
-        int divide = *r->at++ == '/';
+        char how = *r->at++;
         QC_TRY(read_factor(r, &by, err));
-        if (divide)
-            *out = by ? *out / by : 0;
+        if (how != '*')
+            *out = !by ? 0 : how == '/' ? *out / by : *out % by;
         else if (qc_mul_u64(*out, by, out))
             return overflows(err);
     }
@@ -151,11 +171,13 @@ static qc_status read_product(reader *r, uint64_t *out, qc_error *err)
 static qc_status read_sum(reader *r, uint64_t *out, qc_error *err)
 {
     QC_TRY(read_product(r, out, err));
-    while (*r->at == '+') {
+    while (*r->at == '+' || *r->at == '-') {
         uint64_t more = 0;
-        r->at++;
+        int subtract = *r->at++ == '-';
         QC_TRY(read_product(r, &more, err));
-        if (qc_add_u64(*out, more, out))
+        if (subtract)
+            *out -= qc_min_u64(*out, more);
+        else if (qc_add_u64(*out, more, out))
             return overflows(err);
     }
     return QC_OK;

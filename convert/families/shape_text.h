@@ -1,12 +1,16 @@
-/* Calculates the shapes and conditions of convert/families/family_table.c from a configuration.
+/* Calculates the shapes and conditions of convert/families/family_table.c, and the sums of
+ * type_table.c, from a configuration.
  *
- *   sum      product, or several with '+' between them
- *   product  factor, or several with '*' or '/' between them; anything divided by 0 is 0
- *   factor   a number; (sum); !factor, which is 1 if that is 0, and else 0; WORD, which is 1 if the
- *            family has it; a fact of the model or the layer; or a field of config.json
- *   field    name: it must be there and not be 0; name?7: it is 7 if it is missing; name~1: true or
- *            false, and true if it is missing; 0 may be left out after '?' and '~'; vision.name: of
- *            vision_config; #name: how long that list is */
+ *   sum      product, or several with '+' or '-' between them; a difference is at least 0
+ *   product  factor, or several with '*', '/' or '%' between them; division by 0 gives 0
+ *   factor   a number; (sum); (sum=sum), which is 1 if they are equal, else 0; !factor, which is
+ *            1 if that is 0, else 0; WORD, which is 1 if the family has it; a fact of the model
+ *            or the layer; or a field of config.json
+ *   field    name: it must be there and not be 0; name?7 and name?(sum): that number if it is
+ *            missing; name~1: true or false, and true if it is missing; 0 may be left out after '?'
+ *            and '~'; one|other: under the first of the names that is there; vision.name: of
+ *            vision_config; #name: how long that list is; #name?7: how many letters that has, or
+ *            the number that it is */
 #ifndef QC_CONVERT_SHAPE_TEXT_H
 #define QC_CONVERT_SHAPE_TEXT_H
 
@@ -21,7 +25,7 @@ typedef struct {
     uint64_t layers, experts, vocab, context, inner, media;
     uint64_t tied, mxfp4, bare, masked; /* bare: without a head; masked: BertForMaskedLM */
     /* of the layer */
-    uint64_t moe, state, cross, indexed, extra;
+    uint64_t moe, state, cross, indexed, extra, layer; /* layer: its number */
 } qc_shape_facts;
 
 /* Calculates a sum, or all of several with commas between them: *count is how many, at most max.

@@ -103,7 +103,7 @@ enum {
 
 typedef struct {
     unsigned family, words; /* words in common: names of families, and all words */
-    double ratio;           /* of the two sizes, >= 1; 1 if no size was asked for */
+    double ratio;           /* ratio of the two sizes, >= 1; 1 if no size was asked for */
     unsigned letters;       /* how many letters have to change */
 } likeness;
 

@@ -8,28 +8,26 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FIRST_CAPACITY   512u
 #define NAME_SHOWN_BYTES 80
 #define NAME_BYTES       192u
 #define MXFP4_BLOCK      32u
 
 typedef struct {
     qc_model_tensors *out;
-    size_t capacity;
     qc_arena *arena;
     const qc_config *config;
     const qc_geometry *g;
     const qc_family *family;
     qc_shape_facts facts;
-    qc_dtype dtype; /* of weights */
+    qc_dtype dtype; /* dtype of weights */
     /* FP8 weights have a scale per square block of this side; 0: there are none */
     uint64_t fp8_block;
     /* Which layers have experts: marked ones have not, nor do the first; of the others, one in
      * `every` or `step`. */
     unsigned char *dense;
     uint64_t dense_first, every, step;
-    char name[NAME_BYTES]; /* of the tensors that are made just now */
-    /* the row that they are of */
+    /* The tensors that are made just now: their name or its beginning, and their row. */
+    char name[NAME_BYTES];
     const qc_family_row *row;
     uint64_t dims[QC_MAX_DIMS], bias;
     unsigned ndim;
@@ -46,14 +44,7 @@ static qc_status add(maker *m, const char *leaf, qc_dtype dtype, unsigned ndim,
                 "config.json: expected a model of at most %u tensors, found more: %" PRIu32
                 " layers with %" PRIu64 " experts each",
                 QC_MODEL_MAX_TENSORS, m->g->layer_count, m->g->experts);
-    if (o->count == m->capacity) {
-        const qc_checkpoint_tensor *old = o->rows;
-        size_t capacity = m->capacity ? 2 * m->capacity : FIRST_CAPACITY;
-        QC_TRY(qc_arena_array(m->arena, &o->rows, capacity, err));
-        if (o->count)
-            memcpy(o->rows, old, o->count * sizeof *o->rows);
-        m->capacity = capacity;
-    }
+    QC_TRY(qc_arena_more(m->arena, &o->rows, o->count, err));
     qc_checkpoint_tensor *t = &o->rows[o->count];
     memset(t, 0, sizeof *t);
     QC_TRY(qc_arena_printf(m->arena, &t->name, err, "%s%s", m->name, leaf));
@@ -121,37 +112,24 @@ static qc_status spell(maker *m, const char *p, size_t len, qc_error *err)
 
 /* ---- layers ---- */
 
-static int has_experts(const maker *m, uint64_t layer)
-{
-    if (!qc_family_is(m->family, "EXPERTS"))
-        return 0;
-    if (m->facts.extra)
-        return 1;
-    if (m->dense[layer] || layer < m->dense_first)
-        return 0;
-    return (m->every == 0 || layer % m->every == 0) && (m->step == 0 || (layer + 1) % m->step == 0);
-}
-
-/* Has the layer an indexer of its own, which takes no earlier layer's choice? */
-static int has_indexer(const maker *m, uint64_t layer)
-{
-    const qc_json_node *list = qc_config_text_field(m->config, "indexer_types");
-    const qc_json_node *type = list ? qc_json_first(list) : NULL;
-    for (uint64_t i = 0; type && i < layer; i++)
-        type = qc_json_next(type);
-    return !type || strcmp(qc_json_string_or(type, ""), "full") == 0;
-}
-
 static void set_layer(maker *m, const qc_family_group *group, uint64_t i)
 {
     qc_shape_facts *f = &m->facts;
     const int of_text = group->prefix[0] == '%' && i < m->g->layer_count;
     const qc_attention attention = of_text ? m->g->layers[i].attention : QC_ATTENTION_FULL;
     f->extra = group->extra || (group->prefix[0] == '%' && !of_text);
-    f->moe = (of_text || f->extra) && has_experts(m, i);
+    f->moe = (of_text || f->extra) && qc_family_is(m->family, "EXPERTS");
+    if (!f->extra && f->moe)
+        f->moe = !m->dense[i] && i >= m->dense_first && (m->every == 0 || i % m->every == 0) &&
+                 (m->step == 0 || (i + 1) % m->step == 0);
     f->state = attention != QC_ATTENTION_FULL && qc_family_is(m->family, "HYBRID");
     f->cross = attention == QC_ATTENTION_CROSS;
-    f->indexed = (uint64_t)has_indexer(m, i);
+    /* Has it an indexer of its own, which takes no earlier layer's choice? */
+    const qc_json_node *list = qc_config_text_field(m->config, "indexer_types");
+    const qc_json_node *type = list ? qc_json_first(list) : NULL;
+    for (uint64_t k = 0; type && k < i; k++)
+        type = qc_json_next(type);
+    f->indexed = !type || strcmp(qc_json_string_or(type, ""), "full") == 0;
 }
 
 /* Puts the prefix of a group in m->name: base for '%', number for '#'. Returns its length. */
@@ -229,23 +207,6 @@ static qc_status read_quantization(maker *m, qc_error *err)
             m->config->text_type, NAME_SHOWN_BYTES, method);
 }
 
-/* Marks the layers that mlp_only_layers names or mlp_layer_types calls "dense". */
-static qc_status mark_dense(maker *m, qc_error *err)
-{
-    const qc_json_node *list = qc_config_text_field(m->config, "mlp_layer_types");
-    QC_TRY(qc_arena_array(m->arena, &m->dense, m->g->layer_count, err));
-    QC_TRY(qc_config_mark_layers(m->dense, m->g->layer_count,
-                                 qc_config_text_field(m->config, "mlp_only_layers"), err));
-    if (list && qc_json_kind_of(list) != QC_JSON_ARRAY)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: mlp_layer_types is not a list");
-    const qc_json_node *n = list ? qc_json_first(list) : NULL;
-    for (uint32_t i = 0; n && i < m->g->layer_count; i++, n = qc_json_next(n)) {
-        if (strcmp(qc_json_string_or(n, ""), "dense") == 0)
-            m->dense[i] = 1;
-    }
-    return QC_OK;
-}
-
 static qc_status read_experts(maker *m, qc_error *err)
 {
     const qc_config *c = m->config;
@@ -254,7 +215,14 @@ static qc_status read_experts(maker *m, qc_error *err)
                           QC_CONFIG_MAX_SIZE, 1, err));
     QC_TRY(qc_config_read(&m->dense_first, c, "first_k_dense_replace", QC_CONFIG_MAX_SIZE, 0, err));
     QC_TRY(qc_config_read(&m->every, c, "moe_layer_freq", QC_CONFIG_MAX_SIZE, 1, err));
-    QC_TRY(mark_dense(m, err));
+    QC_TRY(qc_arena_array(m->arena, &m->dense, m->g->layer_count, err));
+    QC_TRY(qc_config_mark_layers(m->dense, m->g->layer_count, only, 0, err));
+    const qc_json_node *types = qc_config_text_field(c, "mlp_layer_types");
+    if (types && qc_json_kind_of(types) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: mlp_layer_types is not a list");
+    const qc_json_node *n = types ? qc_json_first(types) : NULL;
+    for (uint32_t i = 0; n && i < m->g->layer_count; i++, n = qc_json_next(n))
+        m->dense[i] |= strcmp(qc_json_string_or(n, ""), "dense") == 0;
     if (qc_family_is(m->family, "HYBRID") &&
         (m->g->experts == 0 || m->step != 1 || (only && qc_json_first(only))))
         QC_FAIL(err, QC_ERR_INPUT,
@@ -303,43 +271,6 @@ static qc_status check_needs(const maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* gpt-oss' experts have to lie in whole blocks. */
-static qc_status check_mxfp4(const maker *m, qc_error *err)
-{
-    uint64_t inputs[2] = {m->g->hidden, m->g->intermediate};
-    QC_TRY(qc_config_read(&inputs[1], m->config, "intermediate_size", QC_CONFIG_MAX_SIZE, 0, err));
-    for (int i = 0; m->facts.mxfp4 && i < 2; i++) {
-        if (inputs[i] % MXFP4_BLOCK != 0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "config.json: expected inputs of experts in whole blocks of MXFP4, which have "
-                    "%u weights, found %" PRIu64,
-                    MXFP4_BLOCK, inputs[i]);
-    }
-    return QC_OK;
-}
-
-static void take_geometry(maker *m)
-{
-    const qc_geometry *g = m->g;
-    qc_shape_facts *f = &m->facts;
-    f->config = m->config;
-    f->family = m->family;
-    f->hidden = g->hidden;
-    f->heads = g->heads;
-    f->kv_heads = g->kv_heads;
-    f->head_dim = g->head_dim;
-    f->q = g->heads * g->head_dim;
-    f->kv = g->kv_heads * g->head_dim;
-    f->layers = g->layer_count;
-    f->experts = g->experts;
-    f->vocab = g->vocab;
-    f->context = g->max_context;
-    f->inner = g->intermediate;
-    f->media = g->media_positions;
-    f->tied =
-        (uint64_t)qc_config_flag(m->config, "tie_word_embeddings", qc_family_is(m->family, "TIED"));
-}
-
 static qc_status refuse_type(const qc_config *c, qc_error *err)
 {
     char list[1024] = "";
@@ -349,17 +280,11 @@ static qc_status refuse_type(const qc_config *c, qc_error *err)
             len += (size_t)snprintf(list + len, sizeof list - len, "%s%s", i ? ", " : "",
                                     qc_families[i].type);
     }
-    QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: the tensors of model_type '%.*s' cannot be worked out, but only "
-            "those of %s; give the checkpoint itself",
-            NAME_SHOWN_BYTES, c->model_type, list);
-}
-
-static int is_complete(const qc_family *f, const qc_config *c)
-{
-    if (!f || qc_family_is(f, "ROLES"))
-        return 0;
-    return qc_family_is(f, "TOWER") ? c->text != c->root && c->vision : c->text == c->root;
+    QC_FAIL(
+        err, QC_ERR_UNSUPPORTED,
+        "config.json: the tensors of model_type '%.*s' cannot be worked out; give the checkpoint "
+        "itself, or a type of docs/models.md: %s",
+        NAME_SHOWN_BYTES, c->model_type, list);
 }
 
 qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc_json *config,
@@ -375,10 +300,28 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
                 "config.json: expected a model_type to work the tensors out by, found none; give "
                 "the checkpoint itself");
     m.family = qc_family_find(c.model_type);
-    if (!is_complete(m.family, &c))
+    const int tower = qc_family_is(m.family, "TOWER");
+    if (!m.family || qc_family_is(m.family, "ROLES") || tower != (c.text != c.root) ||
+        (tower && !c.vision))
         return refuse_type(&c, err);
     QC_TRY(qc_geometry_read(&g, arena, config, err));
-    take_geometry(&m);
+    m.facts = (qc_shape_facts){
+        .config = &c,
+        .family = m.family,
+        .hidden = g.hidden,
+        .heads = g.heads,
+        .kv_heads = g.kv_heads,
+        .head_dim = g.head_dim,
+        .q = g.heads * g.head_dim,
+        .kv = g.kv_heads * g.head_dim,
+        .layers = g.layer_count,
+        .experts = g.experts,
+        .vocab = g.vocab,
+        .context = g.max_context,
+        .inner = g.intermediate,
+        .media = g.media_positions,
+        .tied = (uint64_t)qc_config_flag(&c, "tie_word_embeddings", qc_family_is(m.family, "TIED")),
+    };
     QC_TRY(read_quantization(&m, err));
     if (g.layer_count == 0)
         QC_FAIL(
@@ -391,7 +334,15 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
         m.dtype = m.facts.mxfp4 || m.fp8_block ? QC_DTYPE_BF16 : QC_DTYPE_F32;
     QC_TRY(read_class(&m, err));
     QC_TRY(check_needs(&m, err));
-    QC_TRY(check_mxfp4(&m, err));
+    uint64_t inputs[2] = {g.hidden, g.intermediate};
+    QC_TRY(qc_config_read(&inputs[1], &c, "intermediate_size", QC_CONFIG_MAX_SIZE, 0, err));
+    for (int i = 0; m.facts.mxfp4 && i < 2; i++) {
+        if (inputs[i] % MXFP4_BLOCK != 0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: expected inputs of experts in whole blocks of MXFP4, which have "
+                    "%u weights, found %" PRIu64,
+                    MXFP4_BLOCK, inputs[i]);
+    }
     if (qc_family_is(m.family, "EXPERTS"))
         QC_TRY(read_experts(&m, err));
     for (const qc_family_group *group = m.family->groups; group->prefix; group++)

@@ -26,7 +26,7 @@ typedef struct {
     uint64_t experts;
     qc_expert_form form;
     uint64_t dims[3];
-    qc_bnb_state state; /* of a matrix, in NF4 */
+    qc_bnb_state state; /* NF4: a matrix's */
 } stack;
 
 /* Finds what lies beside the weight of a matrix (suffix ".weight.absmax", ".SCB"); NULL if there is
@@ -56,7 +56,7 @@ static qc_status look_at_first(joiner *j, stack *k, qc_error *err)
     const qc_checkpoint_tensor *w = part_of(j, k, 0, 0, ".weight");
     const qc_checkpoint_tensor *scb = part_of(j, k, 0, 0, ".SCB");
     const qc_checkpoint_tensor *state =
-        part_of(j, k, 0, 0, ".weight.quant_state.bitsandbytes__nf4");
+        part_of(j, k, 0, 0, qc_expert_parts[QC_EXPERTS_NF4][QC_NF4_STATE].matrix);
     if (!w)
         return refuse(j, k, 0, "has no weight in floats, NF4 or int8", err);
     k->dims[1] = w->dims[0];
@@ -94,11 +94,12 @@ static qc_status look_at_first(joiner *j, stack *k, qc_error *err)
     return QC_OK;
 }
 
-/* Adds the part of a stack that lies in all experts under one suffix. With the first matrix's alone
- * (`shared`) the others have to have the same bytes. */
-static qc_status add_part(joiner *j, const stack *k, const char *suffix, const char *own_suffix,
-                          int shared, unsigned ndim, const uint64_t *dims, qc_error *err)
+/* Adds a part of a stack. With the first matrix's alone (`shared`) the others have to have the same
+ * bytes. */
+static qc_status add_part(joiner *j, const stack *k, unsigned part, int shared, unsigned ndim,
+                          const uint64_t *dims, qc_error *err)
 {
+    const qc_expert_part *ends = &qc_expert_parts[k->form][part];
     const unsigned matrices = k->down ? 1 : 2;
     qc_checkpoint_tensor *parts = NULL, *t = &j->tensors[j->count++];
     unsigned char first[64], other[64];
@@ -106,7 +107,7 @@ static qc_status add_part(joiner *j, const stack *k, const char *suffix, const c
     QC_TRY(qc_arena_array(&j->c->arena, &parts, (size_t)k->experts * matrices, err));
     for (uint64_t e = 0; e < k->experts; e++) {
         for (unsigned m = 0; m < matrices; m++) {
-            const qc_checkpoint_tensor *from = part_of(j, k, e, m, suffix);
+            const qc_checkpoint_tensor *from = part_of(j, k, e, m, ends->matrix);
             if (!from || from->dtype != (count ? parts[0].dtype : from->dtype) ||
                 from->bytes != (count ? parts[0].bytes : from->bytes) ||
                 (shared && from->bytes > sizeof first))
@@ -122,7 +123,7 @@ static qc_status add_part(joiner *j, const stack *k, const char *suffix, const c
     }
     *t = parts[0];
     QC_TRY(qc_arena_printf(&j->c->arena, &t->name, err, "%.*s%s%s", (int)k->stem_len, k->stem,
-                           k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP, own_suffix));
+                           k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP, ends->stack));
     if (shared)
         return QC_OK;
     t->ndim = ndim;
@@ -136,11 +137,11 @@ static qc_status add_part(joiner *j, const stack *k, const char *suffix, const c
 /* Every quant_state has to say what the first one does. Adds that of the stack. */
 static qc_status add_state(joiner *j, const stack *k, qc_error *err)
 {
-    static const char suffix[] = ".weight.quant_state.bitsandbytes__nf4";
+    const qc_expert_part *ends = &qc_expert_parts[QC_EXPERTS_NF4][QC_NF4_STATE];
     qc_checkpoint_tensor *t = &j->tensors[j->count++];
     for (uint64_t e = 0; e < k->experts; e++) {
         for (unsigned m = 0; m < (k->down ? 1u : 2u); m++) {
-            const qc_checkpoint_tensor *from = part_of(j, k, e, m, suffix);
+            const qc_checkpoint_tensor *from = part_of(j, k, e, m, ends->matrix);
             qc_bnb_state s;
             if (!from)
                 return refuse(j, k, e, "is not quantized as the first is", err);
@@ -156,8 +157,7 @@ static qc_status add_state(joiner *j, const stack *k, qc_error *err)
     s.ndim = 3;
     memcpy(s.dims, k->dims, sizeof k->dims);
     QC_TRY(qc_arena_printf(&j->c->arena, &t->name, err, "%.*s%s%s", (int)k->stem_len, k->stem,
-                           k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP,
-                           qc_experts_nf4_parts[QC_NF4_STATE]));
+                           k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP, ends->stack));
     return qc_expert_state_make(j->c, t, &s, err);
 }
 
@@ -165,20 +165,16 @@ static qc_status add_stack(joiner *j, stack *k, qc_error *err)
 {
     QC_TRY(look_at_first(j, k, err));
     const uint64_t rows = k->dims[0] * k->dims[1], n = rows * k->dims[2];
-    switch (k->form) {
-    case QC_EXPERTS_FLOATS:
-        return add_part(j, k, ".weight", "", 0, 3, k->dims, err);
-    case QC_EXPERTS_INT8:
-        QC_TRY(add_part(j, k, ".weight", "", 0, 2, (uint64_t[]){n, 1}, err));
-        QC_TRY(add_part(j, k, ".SCB", ".SCB", 0, 2, k->dims, err));
-        return add_part(j, k, ".weight_format", ".weight_format", 1, 0, NULL, err);
-    case QC_EXPERTS_NF4:
-        break;
+    if (k->form == QC_EXPERTS_FLOATS)
+        return add_part(j, k, 0, 0, 3, k->dims, err);
+    if (k->form == QC_EXPERTS_INT8) {
+        QC_TRY(add_part(j, k, QC_INT8_CODES, 0, 2, (uint64_t[]){n, 1}, err));
+        QC_TRY(add_part(j, k, QC_INT8_SCB, 0, 2, k->dims, err));
+        return add_part(j, k, QC_INT8_FORMAT, 1, 0, NULL, err);
     }
-    QC_TRY(add_part(j, k, ".weight", "", 0, 2, (uint64_t[]){n / 2, 1}, err));
-    QC_TRY(add_part(j, k, ".weight.absmax", ".absmax", 0, 1, (uint64_t[]){n / k->state.block_elems},
-                    err));
-    QC_TRY(add_part(j, k, ".weight.quant_map", ".quant_map", 1, 0, NULL, err));
+    QC_TRY(add_part(j, k, QC_NF4_CODES, 0, 2, (uint64_t[]){n / 2, 1}, err));
+    QC_TRY(add_part(j, k, QC_NF4_ABSMAX, 0, 1, (uint64_t[]){n / k->state.block_elems}, err));
+    QC_TRY(add_part(j, k, QC_NF4_MAP, 1, 0, NULL, err));
     return add_state(j, k, err);
 }
 
@@ -193,16 +189,6 @@ static int begins_layer(const joiner *j, const qc_checkpoint_tensor *t, size_t *
         return 0;
     *stem_len = len - (size_t)n;
     return *stem_len == 0 || t->name[*stem_len - 1] == '.';
-}
-
-static qc_status add_layer(joiner *j, const char *name, size_t stem_len, qc_error *err)
-{
-    stack k = {.stem = name, .stem_len = stem_len};
-    while (part_of(j, &k, k.experts, 0, ".weight"))
-        k.experts++;
-    QC_TRY(add_stack(j, &k, err));
-    k.down = 1;
-    return add_stack(j, &k, err);
 }
 
 static qc_status add_others(joiner *j, qc_error *err)
@@ -228,12 +214,6 @@ static qc_status add_others(joiner *j, qc_error *err)
     return QC_OK;
 }
 
-static int compare_names(const void *pa, const void *pb)
-{
-    const qc_checkpoint_tensor *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
-
 static qc_status join(joiner *j, qc_error *err)
 {
     qc_checkpoint *c = j->c;
@@ -245,27 +225,24 @@ static qc_status join(joiner *j, qc_error *err)
     for (size_t i = 0; i < c->tensor_count; i++) {
         if (!begins_layer(j, &c->tensors[i], &stem_len))
             continue;
-        QC_TRY(add_layer(j, c->tensors[i].name, stem_len, err));
+        stack k = {.stem = c->tensors[i].name, .stem_len = stem_len};
+        while (part_of(j, &k, k.experts, 0, ".weight"))
+            k.experts++;
+        QC_TRY(add_stack(j, &k, err));
+        k.down = 1;
+        QC_TRY(add_stack(j, &k, err));
         layers++;
     }
     if (layers == 0)
         return QC_OK;
     QC_TRY(add_others(j, err));
-    qsort(j->tensors, j->count, sizeof *j->tensors, compare_names);
-    for (size_t i = 1; i < j->count; i++) {
-        if (strcmp(j->tensors[i - 1].name, j->tensors[i].name) == 0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s has '%s' beside the experts of which it is made; remove one of the two",
-                    c->path, j->tensors[i].name);
-    }
-    c->tensors = j->tensors;
-    c->tensor_count = j->count;
-    return QC_OK;
+    return qc_experts_replace(c, j->tensors, j->count, "beside the experts of which it is made",
+                              err);
 }
 
 qc_status qc_experts_join(qc_checkpoint *c, qc_error *err)
 {
-    joiner j = {.c = c, .names = qc_expert_names_of(c)};
+    joiner j = {.c = c, .names = qc_experts_names(c)};
     if (!j.names) {
         for (size_t i = 0; i < c->tensor_count; i++) {
             if (qc_expert_stem(c->tensors[i].name) > 0)

@@ -15,30 +15,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const qc_expert_names families[] = {
-    {" qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text deepseek_v2 deepseek_v3 "
-     "deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa olmoe flex_olmo "
-     "exaone_moe solar_open cohere2_moe mellum hunyuan_v1_moe longcat_flash ",
-     "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL},
-    {" mixtral minimax minimax_m2 ", "block_sparse_moe.experts", "w1", "w3", "w2",
-     "block_sparse_moe.gate.weight"},
+const qc_expert_part qc_expert_parts[QC_EXPERTS_FORMS][QC_EXPERTS_PARTS] = {
+    [QC_EXPERTS_FLOATS] = {{"", ".weight"}},
+    [QC_EXPERTS_FP8] = {{"", ".weight"}, {"_scale_inv", ".weight_scale_inv"}},
+    [QC_EXPERTS_NF4] =
+        {
+            [QC_NF4_CODES] = {"", ".weight"},
+            [QC_NF4_ABSMAX] = {".absmax", ".weight.absmax"},
+            [QC_NF4_MAP] = {".quant_map", ".weight.quant_map"},
+            [QC_NF4_NESTED] = {".nested_absmax", ".weight.nested_absmax"},
+            [QC_NF4_NESTED_MAP] = {".nested_quant_map", ".weight.nested_quant_map"},
+            [QC_NF4_STATE] = {".quant_state.bitsandbytes__nf4",
+                              ".weight.quant_state.bitsandbytes__nf4"},
+        },
+    [QC_EXPERTS_INT8] =
+        {
+            [QC_INT8_CODES] = {"", ".weight"},
+            [QC_INT8_SCB] = {".SCB", ".SCB"},
+            [QC_INT8_FORMAT] = {".weight_format", ".weight_format"},
+        },
 };
-
-/* Types whose stacks are published as such, with these names, and which have no other form. */
-static const char published_stacked[] = " granitemoe granitemoeshared granitemoehybrid ";
-
-static const char gate_up_tail[] = QC_EXPERTS_GATE_UP;
-static const char down_tail[] = QC_EXPERTS_DOWN;
-static const char gate_up_scale_tail[] = "mlp.experts.gate_up_proj_scale_inv";
-static const char down_scale_tail[] = "mlp.experts.down_proj_scale_inv";
-static const char router_tail[] = QC_EXPERTS_ROUTER;
-const char *const qc_experts_nf4_parts[QC_EXPERTS_NF4_PARTS] = {"",
-                                                                ".absmax",
-                                                                ".quant_map",
-                                                                ".nested_absmax",
-                                                                ".nested_quant_map",
-                                                                ".quant_state.bitsandbytes__nf4"};
-const char *const qc_experts_int8_parts[QC_EXPERTS_INT8_PARTS] = {"", ".SCB", ".weight_format"};
 
 typedef struct {
     qc_checkpoint *c;
@@ -48,22 +44,12 @@ typedef struct {
     uint64_t block[2];             /* FP8: rows and columns that share a scale */
     qc_checkpoint_tensor *tensors; /* the new list */
     size_t count, room;
-    qc_st_cursor *cursor; /* of quant_states; NULL: none was read yet */
+    qc_st_cursor *cursor; /* reads quant_states; NULL: none was read yet */
 } splitter;
 
-static int is_type(const qc_checkpoint *c, const char *types)
+const qc_expert_names *qc_experts_names(const qc_checkpoint *c)
 {
-    const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
-    return qc_config_word_in(qc_json_string_or(qc_json_get(root, "model_type"), ""), types);
-}
-
-const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c)
-{
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        if (is_type(c, families[i].types))
-            return &families[i];
-    }
-    return NULL;
+    return qc_expert_names_of(qc_config_type(c->config));
 }
 
 /* Returns the length of what stands before the tail, where the tail begins a component of the name;
@@ -79,81 +65,21 @@ static size_t stem_before(const char *name, const char *tail)
 static const qc_checkpoint_tensor *find(const qc_checkpoint *c, const char *stem, size_t stem_len,
                                         const char *tail)
 {
-    char name[4096];
-    if (stem_len + strlen(tail) >= sizeof name)
-        return NULL;
-    memcpy(name, stem, stem_len);
-    memcpy(name + stem_len, tail, strlen(tail) + 1);
-    return qc_checkpoint_find(c, name);
+    uint32_t i = qc_checkpoint_beside(c, stem, stem_len, tail);
+    return i == UINT32_MAX ? NULL : &c->tensors[i];
 }
 
-static int is_fp8(qc_dtype t)
-{
-    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
-}
+/* ---- stacks ---- */
 
-/* Does every expert's matrix in t have whole blocks of scales of its own? parts is how many
- * matrices lie one below the other in each expert of t. */
-static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
-                      const qc_checkpoint_tensor *scales, uint64_t parts)
-{
-    return scales && scales->ndim == 3 && scales->dims[0] == t->dims[0] &&
-           (parts == 1 || t->dims[1] / parts % s->block[0] == 0) &&
-           scales->dims[1] == qc_ceil_div_u64(t->dims[1], s->block[0]) &&
-           scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
-}
-
-/* Does the layer have both fused tensors, with dtypes and shapes that are known? */
-static int fits(const splitter *s, const char *name, size_t stem)
-{
-    const qc_checkpoint_tensor *gate_up = find(s->model, name, stem, gate_up_tail);
-    const qc_checkpoint_tensor *down = find(s->model, name, stem, down_tail);
-    if (!gate_up || !down || gate_up->ndim != 3 || down->ndim != 3 || gate_up->bytes == 0 ||
-        down->bytes == 0 || gate_up->dims[0] != down->dims[0] || gate_up->dims[1] % 2 != 0 ||
-        gate_up->dims[1] / 2 != down->dims[2] || gate_up->dims[2] != down->dims[1])
-        return 0;
-    if (is_fp8(gate_up->dtype) && is_fp8(down->dtype))
-        return has_scales(s, gate_up, find(s->model, name, stem, gate_up_scale_tail), 2) &&
-               has_scales(s, down, find(s->model, name, stem, down_scale_tail), 1);
-    return !s->fp8_only && qc_dtype_is_quantizable(gate_up->dtype) &&
-           qc_dtype_is_quantizable(down->dtype);
-}
-
-typedef struct {
-    size_t stem;      /* length of what is before "mlp." */
-    int down;         /* is it down_proj? Otherwise it is gate and up. */
-    const char *tail; /* end of the split tensors' names: ".weight", ".weight_scale_inv" */
-} fused_kind;
-
-/* Is t fused, in the layout that is known? */
-static int is_fused(const splitter *s, const qc_checkpoint_tensor *t, fused_kind *kind)
-{
-    static const char *const tails[] = {gate_up_tail, down_tail, gate_up_scale_tail,
-                                        down_scale_tail};
-    if (!s->names)
-        return 0;
-    for (int i = 0; i < 4; i++) {
-        kind->stem = stem_before(t->name, tails[i]);
-        kind->down = i % 2;
-        kind->tail = i < 2 ? ".weight" : ".weight_scale_inv";
-        if (kind->stem == SIZE_MAX || !fits(s, t->name, kind->stem))
-            continue;
-        /* A scale beside 16-bit experts does not belong to them. */
-        return i < 2 || is_fp8(find(s->model, t->name, kind->stem, gate_up_tail)->dtype);
-    }
-    return 0;
-}
-
-/* ---- stacks in codes ---- */
-
+/* A tensor of a stack. */
 typedef struct {
     size_t stem; /* length of what is before "mlp." */
-    int down;
+    int down;    /* is it down_proj? Otherwise it is gate and up. */
     qc_expert_form form;
-    int part; /* what lies beside the codes; 0: the codes */
+    unsigned part; /* 0: the weights; else something beside them */
     qc_bnb_state state;
-    uint64_t dims[3];
-} code_kind;
+    uint64_t dims[3]; /* the stack's shape */
+} piece;
 
 qc_status qc_expert_state_read(qc_bnb_state *out, const qc_checkpoint *c, qc_st_cursor *cursor,
                                const qc_checkpoint_tensor *t, qc_error *err)
@@ -177,72 +103,103 @@ qc_status qc_expert_state_make(qc_checkpoint *c, qc_checkpoint_tensor *t, const 
     return qc_tensor_text(c, t, json, len, err);
 }
 
-/* Finds the shape of the stack P of k's form: stem + tail. Clears *found if there is none. */
-static qc_status shape_of(splitter *s, const char *name, const code_kind *k, const char *tail,
-                          uint64_t dims[3], qc_bnb_state *state, int *found, qc_error *err)
+/* Does every expert's matrix in t have whole blocks of scales of its own? parts is how many
+ * matrices lie one below the other in each expert of t. */
+static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
+                      const qc_checkpoint_tensor *scales, uint64_t parts)
 {
-    const char *suffix = k->form == QC_EXPERTS_NF4 ? qc_experts_nf4_parts[QC_NF4_STATE]
-                                                   : qc_experts_int8_parts[QC_INT8_SCB];
-    char beside[128];
-    (void)snprintf(beside, sizeof beside, "%s%s", tail, suffix);
-    const qc_checkpoint_tensor *codes = find(s->model, name, k->stem, tail);
-    const qc_checkpoint_tensor *t = find(s->model, name, k->stem, beside);
-    *found = 0;
+    return scales && scales->ndim == 3 && scales->dims[0] == t->dims[0] &&
+           (parts == 1 || t->dims[1] / parts % s->block[0] == 0) &&
+           scales->dims[1] == qc_ceil_div_u64(t->dims[1], s->block[0]) &&
+           scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
+}
+
+/* Finds the shape of the stack of p's form that is called stem + tail. All of it is 0 where there
+ * is none. */
+static qc_status find_shape(splitter *s, const char *name, const piece *p, const char *tail,
+                            uint64_t dims[3], qc_bnb_state *state, qc_error *err)
+{
+    static const unsigned beside[] = {
+        [QC_EXPERTS_FP8] = 1, [QC_EXPERTS_NF4] = QC_NF4_STATE, [QC_EXPERTS_INT8] = QC_INT8_SCB};
+    const int down = strcmp(tail, QC_EXPERTS_DOWN) == 0;
+    char other[128];
+    (void)snprintf(other, sizeof other, "%s%s", tail,
+                   qc_expert_parts[p->form][beside[p->form]].stack);
+    const qc_checkpoint_tensor *codes = find(s->model, name, p->stem, tail);
+    const qc_checkpoint_tensor *t = find(s->model, name, p->stem, other);
+    memset(dims, 0, 3 * sizeof *dims);
     if (!codes || !t)
         return QC_OK;
-    if (k->form == QC_EXPERTS_INT8) {
-        uint64_t rows = t->ndim == 2 ? qc_sat_mul(t->dims[0], t->dims[1]) : 0;
-        if (rows == 0 || codes->dtype != QC_DTYPE_I8 || codes->bytes % rows != 0)
-            return QC_OK;
-        memcpy(dims, (uint64_t[]){t->dims[0], t->dims[1], codes->bytes / rows}, 3 * sizeof *dims);
-    } else {
+    if (p->form == QC_EXPERTS_NF4) {
         if (!s->cursor)
             QC_TRY(qc_st_cursor_create(&s->cursor, err));
         QC_TRY(qc_expert_state_read(state, s->model, s->cursor, t, err));
         const uint64_t elems =
             qc_sat_mul(qc_sat_mul(state->dims[0], state->dims[1]), state->dims[2]);
-        if (state->ndim != 3 || codes->dtype != QC_DTYPE_U8 || elems / 2 != codes->bytes)
-            return QC_OK;
-        memcpy(dims, state->dims, 3 * sizeof *dims);
+        if (state->ndim == 3 && codes->dtype == QC_DTYPE_U8 && elems / 2 == codes->bytes)
+            memcpy(dims, state->dims, 3 * sizeof *dims);
+    } else if (p->form == QC_EXPERTS_INT8) {
+        uint64_t rows = t->ndim == 2 ? qc_sat_mul(t->dims[0], t->dims[1]) : 0;
+        if (rows > 0 && codes->dtype == QC_DTYPE_I8 && codes->bytes % rows == 0)
+            memcpy(dims, (uint64_t[]){t->dims[0], t->dims[1], codes->bytes / rows},
+                   3 * sizeof *dims);
+    } else if (codes->ndim == 3 &&
+               (p->form == QC_EXPERTS_FP8
+                    ? qc_dtype_is_fp8(codes->dtype) && has_scales(s, codes, t, down ? 1 : 2)
+                    : qc_dtype_is_quantizable(codes->dtype))) {
+        memcpy(dims, codes->dims, 3 * sizeof *dims);
     }
-    *found = 1;
     return QC_OK;
 }
 
-/* Sets *is if t belongs to a stack in codes, in the layout that is known. */
-static qc_status find_codes(splitter *s, const qc_checkpoint_tensor *t, code_kind *k, int *is,
+/* Are these the shapes of the two stacks of a layer? */
+static int are_pair(const uint64_t up[3], const uint64_t down[3])
+{
+    return up[0] == down[0] && up[1] % 2 == 0 && up[1] / 2 == down[2] && up[2] == down[1];
+}
+
+/* Sets *is if t belongs to a stack of this form, in the layout that is known. */
+static qc_status find_of_form(splitter *s, const qc_checkpoint_tensor *t, qc_expert_form form,
+                              piece *p, int *is, qc_error *err)
+{
+    static const char *const stacks[] = {QC_EXPERTS_GATE_UP, QC_EXPERTS_DOWN};
+    const qc_expert_part *parts = qc_expert_parts[form];
+    *is = 0;
+    for (int down = 0; s->names && down < 2 && !*is; down++) {
+        const char *at = strstr(t->name, stacks[down]);
+        uint64_t dims[2][3];
+        qc_bnb_state states[2];
+        memset(states, 0, sizeof states);
+        if (!at || (at > t->name && at[-1] != '.'))
+            continue;
+        *p = (piece){.stem = (size_t)(at - t->name), .down = down, .form = form};
+        at += strlen(stacks[down]);
+        while (parts[p->part].stack && strcmp(at, parts[p->part].stack) != 0)
+            p->part++;
+        if (!parts[p->part].stack)
+            continue;
+        for (int i = 0; i < 2; i++)
+            QC_TRY(find_shape(s, t->name, p, stacks[i], dims[i], &states[i], err));
+        *is = are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 && dims[0][2] > 0;
+        memcpy(p->dims, dims[down], sizeof p->dims);
+        p->state = states[down];
+    }
+    return QC_OK;
+}
+
+/* Sets *is if t belongs to a stack that is to be taken apart. */
+static qc_status find_piece(splitter *s, const qc_checkpoint_tensor *t, piece *p, int *is,
                             qc_error *err)
 {
-    enum { KINDS = 2 * (QC_EXPERTS_NF4_PARTS + QC_EXPERTS_INT8_PARTS) };
     *is = 0;
-    for (int i = 0; s->names && i < KINDS && !*is; i++) {
-        char tail[128];
-        uint64_t up[3], down[3];
-        qc_bnb_state states[2];
-        int found[2] = {0, 0};
-        k->down = i % 2;
-        k->part = i / 2;
-        k->form = k->part < QC_EXPERTS_NF4_PARTS ? QC_EXPERTS_NF4 : QC_EXPERTS_INT8;
-        if (k->form == QC_EXPERTS_INT8)
-            k->part -= QC_EXPERTS_NF4_PARTS;
-        (void)snprintf(tail, sizeof tail, "%s%s", k->down ? down_tail : gate_up_tail,
-                       k->form == QC_EXPERTS_NF4 ? qc_experts_nf4_parts[k->part]
-                                                 : qc_experts_int8_parts[k->part]);
-        k->stem = stem_before(t->name, tail);
-        if (k->stem == SIZE_MAX)
-            continue;
-        QC_TRY(shape_of(s, t->name, k, gate_up_tail, up, &states[0], &found[0], err));
-        QC_TRY(shape_of(s, t->name, k, down_tail, down, &states[1], &found[1], err));
-        *is = found[0] && found[1] && up[0] == down[0] && up[1] % 2 == 0 && up[1] / 2 == down[2] &&
-              up[2] == down[1] && up[0] > 0 && up[1] > 0 && up[2] > 0;
-        memcpy(k->dims, k->down ? down : up, sizeof up);
-        k->state = states[k->down];
-    }
+    for (int form = s->fp8_only ? QC_EXPERTS_FP8 : QC_EXPERTS_FLOATS;
+         form < QC_EXPERTS_FORMS && !*is; form++)
+        QC_TRY(find_of_form(s, t, (qc_expert_form)form, p, is, err));
     return QC_OK;
 }
 
 /* A block of weights, or a group of nested scales, spans two matrices. */
-static qc_status refuse_blocks(const qc_checkpoint_tensor *t, const code_kind *k, uint64_t elems,
+static qc_status refuse_blocks(const qc_checkpoint_tensor *t, const piece *k, uint64_t elems,
                                qc_error *err)
 {
     const uint64_t block = k->state.block_elems;
@@ -261,18 +218,24 @@ static qc_status refuse_blocks(const qc_checkpoint_tensor *t, const code_kind *k
             t->name, elems, block);
 }
 
-/* Makes of part k of a stack, from, the same of the matrix of n weights that begins at weight
- * `first` and has rows rows. */
-static qc_status cut_codes(splitter *s, qc_checkpoint_tensor *t, const qc_checkpoint_tensor *from,
-                           const code_kind *k, uint64_t first, uint64_t rows, qc_error *err)
+/* Makes of t, a copy of a stack's tensor, the same of the matrix of expert e that has the rows from
+ * `first` on. */
+static qc_status cut(splitter *s, qc_checkpoint_tensor *t, const qc_checkpoint_tensor *from,
+                     const piece *k, uint64_t e, int second, qc_error *err)
 {
-    const uint64_t cols = k->dims[2], n = rows * cols, block = k->state.block_elems;
+    const uint64_t matrices = k->down ? 1 : 2, rows = k->dims[1] / matrices, cols = k->dims[2];
+    const uint64_t n = rows * cols, index = e * matrices + (uint64_t)second;
+    const uint64_t block = k->state.block_elems;
     const uint64_t group = k->state.nested ? k->state.nested_block_elems : 1;
-    uint64_t at = 0, count = 0; /* of the part's elements */
-    if (k->form == QC_EXPERTS_INT8) {
+    uint64_t count = 0; /* elements of the part in a matrix */
+    if (k->form == QC_EXPERTS_FLOATS || k->form == QC_EXPERTS_FP8) {
+        t->dims[0] = from->dims[1] / matrices;
+        t->dims[1] = from->dims[2];
+        t->ndim = 2;
+        count = t->dims[0] * t->dims[1];
+    } else if (k->form == QC_EXPERTS_INT8) {
         if (k->part == QC_INT8_FORMAT)
             return QC_OK;
-        at = k->part == QC_INT8_CODES ? first : first / cols;
         t->dims[0] = rows;
         t->dims[1] = cols;
         t->ndim = k->part == QC_INT8_CODES ? 2 : 1;
@@ -291,98 +254,125 @@ static qc_status cut_codes(splitter *s, qc_checkpoint_tensor *t, const qc_checkp
         const uint64_t each = k->part == QC_NF4_CODES    ? 2
                               : k->part == QC_NF4_ABSMAX ? block
                                                          : block * group;
-        at = first / each;
         t->dims[0] = count = n / each;
         t->dims[1] = 1;
         t->ndim = k->part == QC_NF4_CODES ? 2 : 1;
     }
-    const uint64_t width = qc_dtype_bits(t->dtype) / 8;
-    t->begin += at * width;
-    t->bytes = count * width;
+    t->bytes = count * (qc_dtype_bits(t->dtype) / 8);
+    t->begin += index * t->bytes;
     if (t->bytes > from->bytes || t->begin - from->begin > from->bytes - t->bytes)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is too small for the stack that it belongs to",
                 from->name);
     return QC_OK;
 }
 
-static qc_status add_codes(splitter *s, const qc_checkpoint_tensor *from, const code_kind *k,
-                           qc_error *err)
+static qc_status add_pieces(splitter *s, const qc_checkpoint_tensor *from, const piece *k,
+                            qc_error *err)
 {
-    const uint64_t half = k->down ? k->dims[1] : k->dims[1] / 2;
     for (uint64_t e = 0; e < k->dims[0]; e++) {
-        for (uint64_t m = 0; m < (k->down ? 1 : 2); m++) {
+        for (int m = 0; m < (k->down ? 1 : 2); m++) {
             qc_checkpoint_tensor *t = &s->tensors[s->count++];
             const char *matrix = k->down ? s->names->down : m ? s->names->up : s->names->gate;
-            const char *suffix = k->form == QC_EXPERTS_NF4 ? qc_experts_nf4_parts[k->part]
-                                                           : qc_experts_int8_parts[k->part];
-            const int beside = k->form == QC_EXPERTS_INT8 && k->part > 0; /* the module */
             *t = *from;
-            QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s%s%s",
+            QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s%s",
                                    (int)k->stem, from->name, s->names->path, e, matrix,
-                                   beside ? "" : ".weight", suffix));
-            QC_TRY(cut_codes(s, t, from, k, (e * k->dims[1] + m * half) * k->dims[2], half, err));
+                                   qc_expert_parts[k->form][k->part].matrix));
+            QC_TRY(cut(s, t, from, k, e, m, err));
         }
     }
     return QC_OK;
 }
 
-/* ---- stacks in floats and FP8 ---- */
-
-/* Adds rows [first, first + rows) of one expert's matrix as a tensor. */
-static qc_status add_part(splitter *s, const qc_checkpoint_tensor *from, const fused_kind *kind,
-                          uint64_t expert, const char *matrix, uint64_t first, uint64_t rows,
-                          qc_error *err)
-{
-    qc_checkpoint_tensor *t = &s->tensors[s->count++];
-    uint64_t row_bytes = from->bytes / from->dims[0] / from->dims[1];
-    QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s%s", (int)kind->stem,
-                           from->name, s->names->path, expert, matrix, kind->tail));
-    t->dtype = from->dtype;
-    t->ndim = 2;
-    t->dims[0] = rows;
-    t->dims[1] = from->dims[2];
-    t->bytes = rows * row_bytes;
-    t->begin = from->begin + (expert * from->dims[1] + first) * row_bytes;
-    t->file = from->file;
-    return QC_OK;
-}
-
-static qc_status add_fused(splitter *s, const qc_checkpoint_tensor *t, const fused_kind *kind,
-                           qc_error *err)
-{
-    for (uint64_t e = 0; e < t->dims[0]; e++) {
-        if (kind->down) {
-            QC_TRY(add_part(s, t, kind, e, s->names->down, 0, t->dims[1], err));
-            continue;
-        }
-        uint64_t half = t->dims[1] / 2;
-        QC_TRY(add_part(s, t, kind, e, s->names->gate, 0, half, err));
-        QC_TRY(add_part(s, t, kind, e, s->names->up, half, half, err));
-    }
-    return QC_OK;
-}
-
+/* Copies a tensor that is in no stack. The router beside a stack gets its released name. */
 static qc_status add_plain(splitter *s, const qc_checkpoint_tensor *t, qc_error *err)
 {
     qc_checkpoint_tensor *to = &s->tensors[s->count++];
     *to = *t;
-    size_t stem = s->names && s->names->router ? stem_before(t->name, router_tail) : SIZE_MAX;
+    size_t stem = s->names && s->names->router ? stem_before(t->name, QC_EXPERTS_ROUTER) : SIZE_MAX;
     const qc_checkpoint_tensor *stack =
-        stem == SIZE_MAX ? NULL : find(s->model, t->name, stem, gate_up_tail);
-    code_kind k;
-    int codes = 0;
+        stem == SIZE_MAX ? NULL : find(s->model, t->name, stem, QC_EXPERTS_GATE_UP);
+    piece k;
+    int is = 0;
     if (stack)
-        QC_TRY(find_codes(s, stack, &k, &codes, err));
-    if (!stack || !(codes || fits(s, t->name, stem)))
-        return QC_OK;
-    return qc_arena_printf(&s->c->arena, &to->name, err, "%.*s%s", (int)stem, t->name,
-                           s->names->router);
+        QC_TRY(find_piece(s, stack, &k, &is, err));
+    return is ? qc_arena_printf(&s->c->arena, &to->name, err, "%.*s%s", (int)stem, t->name,
+                                s->names->router)
+              : QC_OK;
 }
 
-static int compare_names(const void *pa, const void *pb)
+qc_status qc_experts_replace(qc_checkpoint *c, qc_checkpoint_tensor *tensors, size_t count,
+                             const char *how, qc_error *err)
 {
-    const qc_checkpoint_tensor *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
+    qsort(tensors, count, sizeof *tensors, qc_by_text);
+    size_t twice = qc_find_twice(tensors, count, sizeof *tensors);
+    if (twice > 0)
+        QC_FAIL(err, QC_ERR_INPUT, "%s has '%s' %s; remove one of the two", c->path,
+                tensors[twice].name, how);
+    c->tensors = tensors;
+    c->tensor_count = count;
+    return QC_OK;
+}
+
+static qc_status split(splitter *s, qc_error *err)
+{
+    qc_checkpoint *c = s->c;
+    piece p;
+    int is = 0;
+    s->room = c->tensor_count;
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        QC_TRY(find_piece(s, &c->tensors[i], &p, &is, err));
+        const uint64_t experts = is ? p.dims[0] : 0;
+        /* There cannot be more tensors than bytes, but a hostile shape may claim very many. */
+        if (experts > UINT32_MAX / 8 || s->room > UINT32_MAX / 8)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s' has %" PRIu64 " experts, which is more than qconv can split",
+                    c->tensors[i].name, experts);
+        s->room += 2 * (size_t)experts;
+    }
+    if (s->room == c->tensor_count)
+        return QC_OK;
+    QC_TRY(qc_arena_array(&c->arena, &s->tensors, s->room, err));
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = &c->tensors[i];
+        QC_TRY(find_piece(s, t, &p, &is, err));
+        QC_TRY(is ? add_pieces(s, t, &p, err) : add_plain(s, t, err));
+    }
+    return qc_experts_replace(c, s->tensors, s->count, "twice: by itself and within a fused tensor",
+                              err);
+}
+
+qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
+{
+    splitter s = {.c = c, .model = c, .names = qc_experts_names(c), .fp8_only = fp8_only};
+    QC_TRY(qc_coded_block(s.block, c, err));
+    qc_status st = split(&s, err);
+    qc_st_cursor_destroy(s.cursor);
+    return st == QC_OK ? qc_experts_warn(c, fp8_only, 0, err) : st;
+}
+
+int qc_experts_known(const qc_checkpoint *c)
+{
+    return qc_experts_names(c) != NULL ||
+           qc_type_is("published_stacked", qc_config_type(c->config));
+}
+
+int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
+{
+    static const char *const granite[] = {"input_linear.weight", "output_linear.weight"};
+    splitter s = {.model = c, .names = qc_experts_names(c)};
+    piece p;
+    int is = 0;
+    if (t->ndim != 3 || t->bytes == 0 || !qc_dtype_is_quantizable(t->dtype))
+        return 0;
+    for (int i = 0; i < 2 && qc_type_is("published_stacked", qc_config_type(c->config)); i++) {
+        const size_t stem = stem_before(t->name, granite[i]);
+        const qc_checkpoint_tensor *up =
+            stem == SIZE_MAX ? NULL : find(c, t->name, stem, granite[0]);
+        const qc_checkpoint_tensor *down = up ? find(c, t->name, stem, granite[1]) : NULL;
+        if (down && up->ndim == 3 && down->ndim == 3 && are_pair(up->dims, down->dims))
+            return 1;
+    }
+    return find_of_form(&s, t, QC_EXPERTS_FLOATS, &p, &is, NULL) == QC_OK && is;
 }
 
 /* Is t a stack of experts, or are the experts' matrices laid end to end (dbrx)? granitemoe and
@@ -400,95 +390,6 @@ static int is_stack(const qc_checkpoint_tensor *t)
            !qc_ends_with(t->name, "bias");
 }
 
-/* Is t to be taken apart? Then *experts is how many there are. */
-static qc_status find_any(splitter *s, const qc_checkpoint_tensor *t, fused_kind *fused,
-                          code_kind *codes, int *is_codes, uint64_t *experts, qc_error *err)
-{
-    *experts = is_fused(s, t, fused) ? t->dims[0] : 0;
-    *is_codes = 0;
-    if (*experts == 0)
-        QC_TRY(find_codes(s, t, codes, is_codes, err));
-    if (*is_codes)
-        *experts = codes->dims[0];
-    /* There cannot be more tensors than bytes, but a hostile shape may still claim very many. */
-    if (*experts > UINT32_MAX / 8 || s->room > UINT32_MAX / 8)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s' has %" PRIu64 " experts, which is more than qconv can split", t->name,
-                *experts);
-    return QC_OK;
-}
-
-static qc_status split(splitter *s, qc_error *err)
-{
-    qc_checkpoint *c = s->c;
-    fused_kind fused;
-    code_kind codes;
-    int is_codes = 0;
-    uint64_t experts = 0;
-    s->room = c->tensor_count;
-    for (size_t i = 0; i < c->tensor_count; i++) {
-        QC_TRY(find_any(s, &c->tensors[i], &fused, &codes, &is_codes, &experts, err));
-        s->room += 2 * (size_t)experts;
-    }
-    if (s->room == c->tensor_count)
-        return QC_OK;
-    QC_TRY(qc_arena_array(&c->arena, &s->tensors, s->room, err));
-    for (size_t i = 0; i < c->tensor_count; i++) {
-        const qc_checkpoint_tensor *t = &c->tensors[i];
-        QC_TRY(find_any(s, t, &fused, &codes, &is_codes, &experts, err));
-        QC_TRY(is_codes  ? add_codes(s, t, &codes, err)
-               : experts ? add_fused(s, t, &fused, err)
-                         : add_plain(s, t, err));
-    }
-    qsort(s->tensors, s->count, sizeof *s->tensors, compare_names);
-    for (size_t i = 1; i < s->count; i++) {
-        if (strcmp(s->tensors[i - 1].name, s->tensors[i].name) == 0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s has '%s' twice: by itself and within a fused tensor; remove one of the two",
-                    c->path, s->tensors[i].name);
-    }
-    c->tensors = s->tensors;
-    c->tensor_count = s->count;
-    return QC_OK;
-}
-
-qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
-{
-    splitter s = {.c = c, .model = c, .names = qc_expert_names_of(c), .fp8_only = fp8_only};
-    QC_TRY(qc_coded_block(s.block, c, err));
-    qc_status st = split(&s, err);
-    qc_st_cursor_destroy(s.cursor);
-    return st == QC_OK ? qc_experts_warn(c, fp8_only, 0, err) : st;
-}
-
-int qc_experts_known(const qc_checkpoint *c)
-{
-    return qc_expert_names_of(c) != NULL || is_type(c, published_stacked);
-}
-
-static int is_granite_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
-{
-    static const char *const tails[] = {"input_linear.weight", "output_linear.weight"};
-    for (int i = 0; i < 2; i++) {
-        const size_t stem = stem_before(t->name, tails[i]);
-        const qc_checkpoint_tensor *up = stem == SIZE_MAX ? NULL : find(c, t->name, stem, tails[0]);
-        const qc_checkpoint_tensor *down = up ? find(c, t->name, stem, tails[1]) : NULL;
-        if (down && up->ndim == 3 && down->ndim == 3 && up->dims[0] == down->dims[0] &&
-            up->dims[1] % 2 == 0 && up->dims[1] / 2 == down->dims[2] &&
-            up->dims[2] == down->dims[1])
-            return is_type(c, published_stacked);
-    }
-    return 0;
-}
-
-int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
-{
-    const splitter s = {.model = c, .names = qc_expert_names_of(c)};
-    fused_kind kind;
-    return t->ndim == 3 && t->bytes > 0 && qc_dtype_is_quantizable(t->dtype) &&
-           (is_fused(&s, t, &kind) || is_granite_stack(c, t));
-}
-
 qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error *err)
 {
     uint64_t stacks = 0, weights = 0, known = 0;
@@ -496,7 +397,7 @@ qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error 
     for (size_t i = 0; i < c->tensor_count; i++) {
         const qc_checkpoint_tensor *t = &c->tensors[i];
         int plain = qc_dtype_is_quantizable(t->dtype) && !fp8_only;
-        if (!is_stack(t) || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
+        if (!is_stack(t) || t->bytes == 0 || !(plain || qc_dtype_is_fp8(t->dtype)) ||
             qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
             continue;
         const int is_known = qc_experts_is_stack(c, t);
@@ -528,7 +429,7 @@ int qc_experts_are_stacked(const qc_checkpoint *c)
 {
     for (size_t i = 0; i < c->tensor_count; i++) {
         const char *name = c->tensors[i].name;
-        const size_t stem = stem_before(name, gate_up_tail);
+        const size_t stem = stem_before(name, QC_EXPERTS_GATE_UP);
         if (stem != SIZE_MAX &&
             (find(c, name, stem, QC_EXPERTS_GATE_UP ".quant_state.bitsandbytes__nf4") ||
              find(c, name, stem, QC_EXPERTS_GATE_UP ".SCB")))

@@ -7,66 +7,9 @@
 
 #define NO_RULE UINT32_MAX
 
-/* The first row that has a name counts. Where queries meet keys of another sequence, the queries
- * are on their own (whisper). vLLM serves no model with cross_attn, and its general fusing wants
- * one input for all three. */
-static const qc_fused_row rows[] = {
-    {{"k_proj", "v_proj"}, "kv_proj", NULL, "encoder_attn"},
-    {{NULL}, NULL, NULL, "cross_attn"},
-    {{"q_proj", "k_proj", "v_proj"}, "qkv_proj", NULL, NULL},
-    {{"gate_proj", "up_proj"}, "gate_up_proj", NULL, NULL},
-    {{"query", "key", "value"}, "qkv_proj", NULL, NULL},        /* BERT */
-    {{"w1", "w3"}, "gate_up_proj", "w13", NULL},                /* InternLM2, LFM2 */
-    {{"c_fc_0", "c_fc_1"}, "gate_up_proj", NULL, NULL},         /* EXAONE */
-    {{"in_proj_qkv", "in_proj_z"}, "in_proj_qkvz", NULL, NULL}, /* Qwen3.5 */
-    {{"in_proj_b", "in_proj_a"}, "in_proj_ba", NULL, NULL},
-    {{"q_a_proj", "kv_a_proj_with_mqa"}, "fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa", NULL},
-};
-
-static int is_component(const char *s, size_t len, const char *word)
-{
-    return word && strlen(word) == len && memcmp(s, word, len) == 0;
-}
-
-/* Finds the row of a module's name below a parent, whose last component is also given. */
-static const qc_fused_row *row_of(const char *module, size_t len, const char *parent,
-                                  size_t parent_len)
-{
-    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-        if (rows[r].parent) {
-            if (!is_component(parent, parent_len, rows[r].parent))
-                continue;
-            if (!rows[r].fused)
-                return NULL;
-        }
-        for (unsigned k = 0; k < QC_FUSED_MEMBERS; k++) {
-            if (is_component(module, len, rows[r].members[k]))
-                return &rows[r];
-        }
-        if (rows[r].parent)
-            return NULL; /* below this parent only its own row counts */
-    }
-    return NULL;
-}
-
 /* How the names of weights end: plain ones, and those that other tools packed. */
 static const char *const tails[] = {".weight", ".weight_packed", ".qweight"};
 #define TAIL_COUNT (sizeof tails / sizeof *tails)
-
-/* Finds the weight of the module `member` below a parent, whose name takes len bytes with its
- * dot. */
-static const qc_checkpoint_tensor *find_member(const qc_checkpoint *model, const char *parent,
-                                               size_t len, const char *member)
-{
-    char name[512];
-    const qc_checkpoint_tensor *t = NULL;
-    for (size_t k = 0; k < TAIL_COUNT && !t; k++) {
-        int n = snprintf(name, sizeof name, "%.*s%s%s", (int)len, parent, member, tails[k]);
-        if (n > 0 && (size_t)n < sizeof name)
-            t = qc_checkpoint_find(model, name);
-    }
-    return t;
-}
 
 int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i)
 {
@@ -83,11 +26,16 @@ int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t 
     while (parent > 0 && name[parent - 1] != '.')
         parent--;
     *out = (qc_fused_group){.parent_len = parent_len};
-    out->row = row_of(name + begin, end - begin, name + parent, parent_len - parent);
+    out->row = qc_fused_row_of(name + begin, end - begin, name + parent, parent_len - parent);
     for (unsigned k = 0; out->row && k < QC_FUSED_MEMBERS && out->row->members[k]; k++) {
-        const qc_checkpoint_tensor *t = find_member(model, name, begin, out->row->members[k]);
-        if (t)
-            out->tensors[out->count++] = (uint32_t)(t - model->tensors);
+        uint32_t t = UINT32_MAX;
+        for (size_t e = 0; e < TAIL_COUNT && t == UINT32_MAX; e++) {
+            char member[64];
+            (void)snprintf(member, sizeof member, "%s%s", out->row->members[k], tails[e]);
+            t = qc_checkpoint_beside(model, name, begin, member);
+        }
+        if (t != UINT32_MAX)
+            out->tensors[out->count++] = t;
     }
     return out->count >= 2;
 }
@@ -127,18 +75,6 @@ static qc_status list_members(const char **text, qc_arena *arena, const qc_check
     return QC_OK;
 }
 
-static qc_status note(qc_fused_widening *w, qc_arena *arena, const qc_checkpoint *model,
-                      const qc_fused_group *g, const uint32_t *rule_of, uint32_t r, qc_error *err)
-{
-    if (w->groups++ > 0)
-        return QC_OK;
-    w->row = g->row;
-    QC_TRY(
-        qc_arena_strndup(arena, &w->first, model->tensors[g->tensors[0]].name, g->parent_len, err));
-    QC_TRY(list_members(&w->named, arena, model, g, rule_of, r, 1, err));
-    return list_members(&w->added, arena, model, g, rule_of, r, 0, err);
-}
-
 /* Finds the last rule of a group, if the group is split now and would not be if that rule counted
  * for all of it. */
 static uint32_t rule_that_splits(const qc_fused_group *g, const qc_rule *rules,
@@ -172,7 +108,13 @@ qc_status qc_fused_widen(qc_fused_widenings *out, qc_arena *arena, const qc_chec
         uint32_t r = rule_that_splits(&g, rules, states, rule_of);
         if (r == NO_RULE)
             continue;
-        QC_TRY(note(&out->list[r], arena, model, &g, rule_of, r, err));
+        qc_fused_widening *w = &out->list[r];
+        if (w->groups++ == 0) {
+            w->row = g.row;
+            QC_TRY(qc_arena_strndup(arena, &w->first, model->tensors[i].name, g.parent_len, err));
+            QC_TRY(list_members(&w->named, arena, model, &g, rule_of, r, 1, err));
+            QC_TRY(list_members(&w->added, arena, model, &g, rule_of, r, 0, err));
+        }
         for (unsigned k = 0; k < g.count; k++) {
             if (rule_of[g.tensors[k]] != r)
                 QC_TRY(qc_arena_printf(arena, &why[g.tensors[k]], err, "%s %s, for %s",

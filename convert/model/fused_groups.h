@@ -1,32 +1,20 @@
 /* Which weights the engines that serve a model hold as one: queries, keys and values; gate and up;
- * the experts of a layer. Such a fused group needs one choice, because one module has one scheme:
- * a member that was kept in 16 bits among quantized ones does not load, or is quantized again.
- *
- * The rows were read from the packed_modules_mapping and the stacked weights of all models of vLLM
- * 0.32.0. The lists in config.json have `other` beside vLLM's name. transformers fuses nothing of
- * this. */
+ * the experts of a layer. Such a fused group needs one choice, because one module has one scheme: a
+ * member that was kept in 16 bits among quantized ones does not load, or is quantized again. The
+ * rows are in convert/families/type_table.c. */
 #ifndef QC_CONVERT_FUSED_GROUPS_H
 #define QC_CONVERT_FUSED_GROUPS_H
 
+#include "convert/families/type_table.h"
 #include "convert/model/recipe_options.h"
 #include "formats/checkpoint.h"
-
-#define QC_FUSED_MEMBERS 3u /* at most */
-
-/* One table row: modules of these names below one parent are one module in an engine. */
-typedef struct {
-    const char *members[QC_FUSED_MEMBERS]; /* the last are NULL where there are fewer */
-    const char *fused;                     /* what vLLM calls the module, and most others too */
-    const char *other;                     /* what some engine calls it instead, or NULL */
-    const char *parent; /* the row counts only below a module of this name; NULL: below all */
-} qc_fused_row;
 
 /* A group of a checkpoint. It has at least two members, in the row's order. */
 typedef struct {
     const qc_fused_row *row;
     uint32_t tensors[QC_FUSED_MEMBERS]; /* indexes of the weights */
     unsigned count;
-    size_t parent_len; /* of "model.layers.0.self_attn" in the name of each */
+    size_t parent_len; /* the length of "model.layers.0.self_attn" in each name */
 } qc_fused_group;
 
 /* Finds the group that weight i is a member of. Returns 0 if it is in none, or alone. */
@@ -45,9 +33,9 @@ typedef enum {
 
 /* What a rule did to groups of which it named some members only. */
 typedef struct {
-    uint32_t groups;         /* that it was widened in; where there are none, the rest is not set */
-    const qc_fused_row *row; /* of the first such group */
-    const char *first;       /* and its parent */
+    uint32_t groups;           /* groups that it was widened in; if 0, the rest is not set */
+    const qc_fused_row *row;   /* the row of the first such group */
+    const char *first;         /* and its parent */
     const char *named, *added; /* and its members: "q_proj", "k_proj and v_proj" */
 } qc_fused_widening;
 

@@ -8,26 +8,46 @@
 #include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_CONTEXT  QC_GEOMETRY_MAX_CONTEXT
-#define MAX_MEDIA    (UINT64_C(1) << 40)
-#define GEMMA_HEAD   256u
-#define GEMMA3_HEADS 8u
-#define GEMMA3_KV    4u
-#define F32_BYTES    4u
+#define MAX_CONTEXT QC_GEOMETRY_MAX_CONTEXT
+#define MAX_MEDIA   (UINT64_C(1) << 40)
+#define F32_BYTES   4u
 
 typedef qc_geometry_reader reader;
+
+int qc_geometry_is(const reader *r, const char *types)
+{
+    return qc_config_word_in(r->config.text_type, types);
+}
+
+qc_status qc_geometry_size(const reader *r, uint64_t *out, const char *names, uint64_t missing,
+                           qc_error *err)
+{
+    const qc_json_node *n = qc_config_text_field(&r->config, names);
+    if (!n || qc_json_kind_of(n) != QC_JSON_ARRAY || !qc_json_first(n))
+        return qc_config_count(out, n, QC_CONFIG_MAX_SIZE, missing, err);
+    *out = 0;
+    for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
+        uint64_t size = 0;
+        if (qc_json_kind_of(each) == QC_JSON_ARRAY)
+            continue; /* these are stages of a vision tower, which a text does not pass */
+        QC_TRY(qc_config_count(&size, each, QC_CONFIG_MAX_SIZE, 0, err));
+        *out = size > *out ? size : *out;
+    }
+    return QC_OK;
+}
 
 /* ---- the shape ---- */
 
 static qc_status read_kv_heads(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    uint64_t missing = qc_geometry_is(r, " gemma3_text ") ? GEMMA3_KV : g->heads;
+    uint64_t missing = r->row->kv_heads ? r->row->kv_heads : g->heads;
     if (qc_geometry_is(r, " falcon RefinedWeb RefinedWebModel ") &&
         !qc_config_flag(&r->config, "new_decoder_architecture", 0)) {
         g->kv_heads = qc_config_flag(&r->config, "multi_query", 1) ? 1 : g->heads;
@@ -45,13 +65,12 @@ static qc_status read_kv_heads(reader *r, qc_error *err)
 static qc_status read_head_dim(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    uint64_t missing = qc_geometry_is(r, " gemma gemma2 gemma3_text ") ? GEMMA_HEAD : 0;
     const char *names = qc_geometry_is(r, " zamba zamba2 ") ? "attention_head_dim head_dim"
                                                             : "head_dim kv_channels d_kv";
     /* Only the configuration of the text counts, because a projector or another tower may have a
      * head_dim too. */
     QC_TRY(qc_config_count(&g->head_dim, qc_config_field(r->config.text, names), QC_CONFIG_MAX_SIZE,
-                           missing, err));
+                           r->row->head_dim, err));
     if (g->head_dim != 0 || g->heads == 0)
         return QC_OK;
     if (g->hidden % g->heads != 0 && !g->guessed && g->decoder)
@@ -74,23 +93,6 @@ static qc_dtype read_dtype(const reader *r)
     return QC_DTYPE_COUNT;
 }
 
-/* Counts the layers where only a list tells how many there are, as for nemotron_h. The num_blocks
- * of xlstm is not read. */
-static qc_status count_listed_layers(reader *r, qc_error *err)
-{
-    const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
-    uint64_t count = 0;
-    if (r->out->layer_count != 0 || !list || qc_json_kind_of(list) != QC_JSON_ARRAY)
-        return QC_OK;
-    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
-        count++;
-    if (count > QC_CONFIG_MAX_LAYERS)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s has %" PRIu64 " entries, expected at most %u",
-                qc_json_key(list), count, QC_CONFIG_MAX_LAYERS);
-    r->out->layer_count = (uint32_t)count;
-    return QC_OK;
-}
-
 static qc_status read_shape(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
@@ -99,14 +101,22 @@ static qc_status read_shape(reader *r, qc_error *err)
                           "decoder_layers num_decoder_layers num_hidden_layers n_layer n_layers "
                           "num_layers layers",
                           QC_CONFIG_MAX_LAYERS, 0, err));
+    /* Only a list may tell how many there are, as for nemotron_h. xlstm's num_blocks is not read. */
+    const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
+    if (layers == 0 && list && qc_json_kind_of(list) == QC_JSON_ARRAY) {
+        layers = qc_json_count(list);
+        if (layers > QC_CONFIG_MAX_LAYERS)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: %s has %" PRIu64 " entries, expected at most %u",
+                    qc_json_key(list), layers, QC_CONFIG_MAX_LAYERS);
+    }
     g->layer_count = (uint32_t)layers;
-    QC_TRY(count_listed_layers(r, err));
     QC_TRY(qc_geometry_size(r, &g->hidden, "hidden_size n_embd d_model n_embed embed_dim", 0, err));
     QC_TRY(
         qc_geometry_size(r, &g->heads,
                          "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
                          "n_head n_heads num_heads attention_heads",
-                         qc_geometry_is(r, " gemma3_text ") ? GEMMA3_HEADS : 0, err));
+                         r->row->heads, err));
     QC_TRY(read_kv_heads(r, err));
     QC_TRY(read_head_dim(r, err));
     QC_TRY(qc_geometry_size(r, &g->vocab, "vocab_size padded_vocab_size", 0, err));
@@ -117,7 +127,7 @@ static qc_status read_shape(reader *r, qc_error *err)
     g->dtype = read_dtype(r);
     if (g->layer_count == 0 || g->guessed || !g->decoder)
         return QC_OK;
-    if (g->heads == 0 && !qc_geometry_is(r, QC_ATTENTION_FREE))
+    if (g->heads == 0 && !(r->row->in == QC_LAYER_STATE && r->row->out == QC_LAYER_STATE))
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: there are %" PRIu32 " layers but no num_attention_heads",
                 g->layer_count);
@@ -215,18 +225,10 @@ static qc_status read_vision(reader *r, qc_error *err)
 
 /* ---- what it is for ---- */
 
-/* Is this a class like "T5EncoderModel" or "BertForMaskedLM", which leaves out the part that
- * generates? */
-static int is_encoder_class(const char *name)
+/* Does this type keep nothing from one token to the next, whatever its config.json says? */
+static int has_no_cache(const char *type)
 {
-    static const char *const endings[] = {"EncoderModel", "ForMaskedLM"};
-    size_t len = strlen(name);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        size_t n = strlen(endings[i]);
-        if (len >= n && strcmp(name + len - n, endings[i]) == 0)
-            return 1;
-    }
-    return 0;
+    return qc_type_is("run_without_cache", type) || qc_type_is("worked_out_without_cache", type);
 }
 
 static void read_role(reader *r)
@@ -235,11 +237,13 @@ static void read_role(reader *r)
     const qc_json_node *list = qc_config_field(r->config.root, "architectures");
     const qc_json_node *first =
         list && qc_json_kind_of(list) == QC_JSON_ARRAY ? qc_json_first(list) : NULL;
+    /* "T5EncoderModel" or "BertForMaskedLM" leaves out the part that generates. */
+    const char *class_name = first ? qc_json_string_or(first, "") : "";
     const char *type = r->config.text_type;
-    g->decoder = !qc_geometry_type_has_no_cache(type) &&
-                 !qc_geometry_type_has_no_cache(r->config.model_type) &&
-                 !(first && is_encoder_class(qc_json_string_or(first, "")));
-    if (qc_geometry_type_is_encoder(type))
+    g->decoder = !has_no_cache(type) && !has_no_cache(r->config.model_type) &&
+                 !qc_ends_with(class_name, "EncoderModel") &&
+                 !qc_ends_with(class_name, "ForMaskedLM");
+    if (qc_type_is("encoder", type))
         g->decoder &= qc_config_flag(&r->config, "is_decoder", 0);
     g->encoder_decoder =
         g->decoder && (qc_config_flag(&r->config, "is_encoder_decoder", 0) ||
@@ -282,7 +286,10 @@ qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *con
         return QC_OK;
     QC_TRY(qc_arena_strndup(arena, &out->model_type, r.config.model_type,
                             strlen(r.config.model_type), err));
-    out->guessed = !qc_geometry_type_is_known(r.config.text_type);
+    r.row = qc_cache_row_of(r.config.text_type);
+    out->guessed = !qc_type_is("compared", r.config.text_type) &&
+                   !qc_type_is("worked_out", r.config.text_type) &&
+                   !has_no_cache(r.config.text_type) && !qc_type_is("encoder", r.config.text_type);
     read_role(&r);
     QC_TRY(read_shape(&r, err));
     QC_TRY(read_mlp(&r, err));
@@ -310,13 +317,6 @@ static uint64_t position_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
     return bytes_of(l->kv_elems, use->kv_bits);
 }
 
-/* --kv-dtype does not make a state smaller than 16 bits per element. */
-static uint64_t state_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
-{
-    return qc_sat_add(bytes_of(l->state_elems, use->kv_bits < 16 ? 16 : use->kv_bits),
-                      qc_sat_mul(l->state_f32_elems, F32_BYTES));
-}
-
 uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use *use)
 {
     const qc_layer_geometry *l = &g->layers[layer];
@@ -328,7 +328,10 @@ uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use
         positions = qc_sat_mul(use->images, g->media_positions);
     uint64_t bytes = qc_sat_mul(position_bytes(l, use), positions);
     bytes = qc_sat_add(bytes, qc_sat_mul(bytes_of(l->source_elems, use->kv_bits), source));
-    return qc_sat_mul(qc_sat_add(bytes, state_bytes(l, use)), use->batch);
+    /* --kv-dtype does not make a state smaller than 16 bits per element. */
+    bytes = qc_sat_add(bytes, bytes_of(l->state_elems, use->kv_bits < 16 ? 16 : use->kv_bits));
+    bytes = qc_sat_add(bytes, qc_sat_mul(l->state_f32_elems, F32_BYTES));
+    return qc_sat_mul(bytes, use->batch);
 }
 
 uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use)

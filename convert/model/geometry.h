@@ -32,8 +32,8 @@ typedef struct {
 typedef struct {
     const char *model_type; /* "" if config.json has none */
     int guessed;            /* the type is not one that is known field by field */
-    int cache_unknown;      /* what it caches is not known: no config.json, or no layers in it */
-    int decoder;            /* it generates text, so it has a KV cache */
+    int cache_unknown;      /* its cache is not known: no config.json, or no layers in it */
+    int decoder;            /* generates text, so has a KV cache */
     int encoder_decoder;    /* its layers also look at what an encoder made of a source */
     /* The positions of the source. 0 means that there is one for each token of a text, which is
      * then taken to be as long as the context. */

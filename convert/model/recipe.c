@@ -10,6 +10,8 @@
 #include "convert/model/recipe.h"
 
 #include "base/text.h"
+#include "convert/families/config_fields.h"
+#include "convert/families/type_table.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
@@ -74,19 +76,16 @@ static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
 
 /* ---- the model ---- */
 
+static const qc_json_node *first_member(const qc_checkpoint *model)
+{
+    return model->config ? qc_json_first(qc_config_root(model->config)) : NULL;
+}
+
 /* Returns a member of config.json, or of its text_config, where multimodal models have it. */
 static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
 {
-    if (!model->config)
-        return NULL;
-    const qc_json_node *root = qc_json_root(model->config);
-    const qc_json_node *n = qc_json_get(root, key);
+    const qc_json_node *root = qc_config_root(model->config), *n = qc_json_get(root, key);
     return n ? n : qc_json_get(qc_json_get(root, "text_config"), key);
-}
-
-static const qc_json_node *first_member(const qc_checkpoint *model)
-{
-    return model->config ? qc_json_first(qc_json_root(model->config)) : NULL;
 }
 
 static void read_facts(maker *m)
@@ -95,18 +94,17 @@ static void read_facts(maker *m)
         "num_experts",         "num_local_experts", "n_routed_experts", "moe_num_experts",
         "num_experts_per_tok", "moe_config",        "num_expert",
     };
-    const qc_json_node *root = m->model->config ? qc_json_root(m->model->config) : NULL;
-    m->facts.model_type = qc_json_string_or(qc_json_get(root, "model_type"), "");
+    m->facts.model_type = qc_config_type(m->model->config);
     if (qc_json_as_u64(config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
                        NULL) != QC_OK)
         m->facts.vocab_size = 0;
     for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++)
         m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
     m->table = qc_family_find(m->facts.model_type);
-    m->facts.has_conv1d = qc_rules_conv1d_type(m->facts.model_type);
+    m->facts.has_conv1d = qc_type_is("conv1d", m->facts.model_type);
     for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
         m->facts.has_conv1d |=
-            qc_rules_conv1d_type(qc_json_string_or(qc_json_get(part, "model_type"), ""));
+            qc_type_is("conv1d", qc_json_string_or(qc_json_get(part, "model_type"), ""));
 }
 
 /* Is the output head tied to the embeddings? A head that is in the file shares their values when
@@ -127,35 +125,22 @@ static int head_is_tied(const maker *m)
     return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
 }
 
-/* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so out_proj cannot be a
- * quantized module. The in_proj_weight beside it tells that it is one. */
-static int in_attention_module(const maker *m, const char *name)
+/* Returns the tensor that has `other` in the place of a name's tail; NULL if there is none. */
+static const qc_checkpoint_tensor *find_instead(const maker *m, const char *name, const char *tail,
+                                                const char *other)
 {
-    static const char tail[] = "out_proj.weight", sibling[] = "in_proj_weight";
-    size_t len = strlen(name), stem = len - (sizeof tail - 1);
-    char other[512];
-    if (len < sizeof tail - 1 || strcmp(name + stem, tail) != 0 ||
-        stem + sizeof sibling > sizeof other)
-        return 0;
-    memcpy(other, name, stem);
-    memcpy(other + stem, sibling, sizeof sibling);
-    return qc_checkpoint_find(m->model, other) != NULL;
+    if (!qc_ends_with(name, tail))
+        return NULL;
+    uint32_t i = qc_checkpoint_beside(m->model, name, strlen(name) - strlen(tail), other);
+    return i == QC_NO_TENSOR ? NULL : &m->model->tensors[i];
 }
 
 /* What the length of the bias beside a matrix says: 1, its columns are the outputs (a Conv1D, [in,
  * out] in the file); -1, its rows are; 0, nothing. */
 static int bias_says_conv1d(const maker *m, const qc_checkpoint_tensor *t)
 {
-    static const char tail[] = "weight";
-    char bias[512];
-    size_t stem = strlen(t->name) - (sizeof tail - 1);
-    if (t->ndim != 2 || t->dims[0] == t->dims[1] || !qc_ends_with(t->name, ".weight") ||
-        stem + sizeof "bias" > sizeof bias)
-        return 0;
-    memcpy(bias, t->name, stem);
-    memcpy(bias + stem, "bias", sizeof "bias");
-    const qc_checkpoint_tensor *b = qc_checkpoint_find(m->model, bias);
-    if (!b || b->ndim != 1)
+    const qc_checkpoint_tensor *b = find_instead(m, t->name, ".weight", ".bias");
+    if (!b || b->ndim != 1 || t->ndim != 2 || t->dims[0] == t->dims[1])
         return 0;
     return b->dims[0] == t->dims[1] ? 1 : b->dims[0] == t->dims[0] ? -1 : 0;
 }
@@ -182,7 +167,10 @@ static qc_status classify(maker *m, qc_error *err)
             qc_rules_classify(&m->facts, &t, c);
         if (c->role == QC_ROLE_LINEAR && !m->table && is_conv1d(m, i))
             c->traits |= QC_TRAIT_CONV1D;
-        if (c->role == QC_ROLE_LINEAR && in_attention_module(m, t.name))
+        /* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so that cannot be a
+         * quantized module. The in_proj_weight beside it tells that it is one. */
+        if (c->role == QC_ROLE_LINEAR &&
+            find_instead(m, t.name, "out_proj.weight", "in_proj_weight"))
             *c = (qc_tensor_class){QC_ROLE_OTHER, QC_TRAIT_MODULE, "used raw by its attention"};
         if (m->stored.weights[i])
             *c = (qc_tensor_class){QC_ROLE_PACKED, QC_TRAIT_FIXED | (c->traits & QC_TRAIT_CONV1D),
@@ -338,19 +326,6 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
             t->name, qc_dtype_name(t->dtype));
 }
 
-/* Casts a weight in integers that is not quantized anew to the model's dtype. */
-static void decode(qc_recipe_entry *e, const maker *m, uint32_t i)
-{
-    if (!is_integers(m, i) || kept_by_rule(m, i))
-        return;
-    e->scheme = QC_SCHEME_CAST;
-    e->out_dtype = e->coded->dtype;
-    if (m->options->rest == QC_REST_BF16)
-        e->out_dtype = QC_DTYPE_BF16;
-    else if (m->options->rest == QC_REST_FP16)
-        e->out_dtype = QC_DTYPE_F16;
-}
-
 /* Decoded integers are [out, in], so a Conv1D that is not quantized would have to be transposed. */
 static qc_status refuse_turned(const qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
 {
@@ -383,19 +358,6 @@ static void apply_rest(qc_recipe_entry *e, const maker *m, uint32_t i)
         cast_or_keep(e, m, i, QC_DTYPE_F16, "--rest fp16");
 }
 
-/* T5's "wo" overflows in float16. transformers turns it into F32 in a checkpoint that is not
- * quantized, but leaves its dtype alone in one that is. */
-static void hold_in_float(qc_recipe_entry *e, const maker *m, uint32_t i)
-{
-    if (!(m->classes[i].traits & QC_TRAIT_FLOAT) || m->rule_of[i] != NO_RULE ||
-        e->out_dtype != QC_DTYPE_F16)
-        return;
-    e->scheme = qc_checkpoint_dtype(&m->model->tensors[i]) == QC_DTYPE_F32 ? QC_SCHEME_KEEP
-                                                                           : QC_SCHEME_CAST;
-    e->out_dtype = QC_DTYPE_F32;
-    e->why = m->classes[i].why;
-}
-
 static int is_stack(const maker *m, uint32_t i)
 {
     return m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4;
@@ -406,28 +368,6 @@ static int is_float_stack(const maker *m, uint32_t i)
 {
     return m->options->experts == QC_EXPERTS_STACKED && m->quantizing &&
            m->model->tensors[i].ndim == 3 && qc_experts_is_stack(m->model, &m->model->tensors[i]);
-}
-
-static qc_status check_requantize(const maker *m, qc_error *err)
-{
-    uint32_t i = 0;
-    while (i < m->count && !is_stack(m, i))
-        i++;
-    if (m->options->requantize && i == m->count)
-        QC_FAIL(err, QC_ERR_USAGE, "--requantize: %s has no weights in MXFP4", m->model->path);
-    return QC_OK;
-}
-
-/* The codes of a stack's experts lie one after the other, so a block must not span two experts. */
-static qc_status check_stack(const qc_recipe_entry *e, const qc_checkpoint_tensor *t, qc_error *err)
-{
-    const uint64_t *dims = e->coded ? e->coded->dims : t->dims;
-    if (qc_schemes[e->scheme].by_rows || dims[1] * dims[2] % e->block_elems == 0)
-        return QC_OK;
-    QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "tensor '%s': experts of %" PRIu64 " x %" PRIu64 " weights are not whole blocks of "
-            "%" PRIu32 "; use a smaller --block-size, or --keep '%s'",
-            t->name, dims[1], dims[2], e->block_elems, t->name);
 }
 
 static const char *why_by_rule(const maker *m, uint32_t i)
@@ -491,8 +431,20 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     }
     if (!is_wanted(m, i)) {
         apply_rest(e, m, i);
-        decode(e, m, i);
-        hold_in_float(e, m, i);
+        if (is_integers(m, i) && !kept_by_rule(m, i)) { /* cast to the model's dtype */
+            e->scheme = QC_SCHEME_CAST;
+            e->out_dtype = e->coded->dtype;
+            if (m->options->rest != QC_REST_KEEP)
+                e->out_dtype = m->options->rest == QC_REST_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+        }
+        /* T5's "wo" overflows in float16. transformers turns it into F32 in a checkpoint that is
+         * not quantized, but leaves its dtype alone in one that is. */
+        if ((c->traits & QC_TRAIT_FLOAT) && m->rule_of[i] == NO_RULE &&
+            e->out_dtype == QC_DTYPE_F16) {
+            e->scheme = qc_checkpoint_dtype(t) == QC_DTYPE_F32 ? QC_SCHEME_KEEP : QC_SCHEME_CAST;
+            e->out_dtype = QC_DTYPE_F32;
+            e->why = c->why;
+        }
         return QC_OK;
     }
     /* For --to auto, whatever could be quantized is marked so, and auto_choice.c then decides each
@@ -500,12 +452,21 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     e->scheme = qc_scheme_of_options(m->options);
     e->block_elems = qc_scheme_block_of_options(m->options);
     e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0 && !is_integers(m, i);
-    return stack ? check_stack(e, t, err) : QC_OK;
+    /* The codes of a stack's experts lie one after the other, so a block must not span two. */
+    const uint64_t *dims = coded ? e->coded->dims : t->dims;
+    if (stack && !qc_schemes[e->scheme].by_rows && dims[1] * dims[2] % e->block_elems != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s': experts of %" PRIu64 " x %" PRIu64 " weights are not whole blocks of "
+                "%" PRIu32 "; use a smaller --block-size, or --keep '%s'",
+                t->name, dims[1], dims[2], e->block_elems, t->name);
+    return QC_OK;
 }
 
 static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 {
-    int bf16 = m->options->to == QC_TO_BF16;
+    const int bf16 = m->options->to == QC_TO_BF16;
+    const qc_dtype dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+    const char *why = bf16 ? "--to bf16" : "--to fp16";
     uint32_t owner = m->stored.owners[i] == QC_NO_TENSOR ? i : m->stored.owners[i];
     if (kept_by_rule(m, owner)) {
         e->why = why_by_rule(m, owner);
@@ -513,21 +474,20 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     }
     if (m->stored.weights[i]) {
         e->scheme = QC_SCHEME_DEQUANT;
-        e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+        e->out_dtype = dtype;
         e->transpose = (e->stored->ndim == 3 && !qc_experts_known(m->model)) ||
                        (e->stored->ndim == 2 && (m->classes[i].traits & QC_TRAIT_CONV1D));
     } else if (e->coded) {
         e->scheme = QC_SCHEME_CAST;
-        e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+        e->out_dtype = dtype;
         e->transpose = is_stack(m, i) != 0;
-        e->why = bf16 ? "--to bf16" : "--to fp16";
+        e->why = why;
     } else if (owner != i) {
         e->scheme = QC_SCHEME_ABSORBED;
     } else if (m->out->input_is_quantized) {
         apply_rest(e, m, i);
     } else {
-        cast_or_keep(e, m, i, bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                     bf16 ? "--to bf16" : "--to fp16");
+        cast_or_keep(e, m, i, dtype, why);
     }
 }
 
@@ -589,13 +549,13 @@ static qc_status decide(maker *m, qc_error *err)
  * loader's defaults, so they have to be in it. */
 static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
 {
-    const char *head = qc_rules_hidden_head(m->facts.model_type);
+    const char *head = qc_type_hidden_head(m->facts.model_type);
     QC_TRY(qc_skip_add(list, "lm_head", strlen("lm_head"), err));
     QC_TRY(qc_skip_add(list, head, strlen(head), err));
     /* The models within a composite model have heads of their own types. */
     const qc_json_node *part = first_member(m->model);
     for (; part; part = qc_json_next(part)) {
-        head = qc_rules_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
+        head = qc_type_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
         if (strcmp(head, "lm_head") != 0)
             QC_TRY(qc_skip_add_absent(list, head, err));
     }
@@ -620,11 +580,9 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
  * load. */
 static qc_status skip_label_heads(maker *m, qc_skip_list *list, qc_error *err)
 {
-    const char *head = NULL;
-    for (unsigned i = 0; (head = qc_rules_label_head(m->facts.model_type, i)) != NULL; i++) {
-        if (m->facts.model_type[0])
-            QC_TRY(qc_skip_add_absent(list, head, err));
-    }
+    const char *type = m->facts.model_type, *head = NULL;
+    for (unsigned i = 0; type[0] && (head = qc_type_label_head(type, i)) != NULL; i++)
+        QC_TRY(qc_skip_add_absent(list, head, err));
     return QC_OK;
 }
 
@@ -637,13 +595,7 @@ static int stays_coded(const maker *m, uint32_t i)
         return 0;
     if (e->stored || e->coded)
         return e->stored || e->coded->scales != QC_NO_TENSOR;
-    qc_dtype t = m->model->tensors[i].dtype;
-    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
-}
-
-static int is_decoded(const qc_recipe_entry *e)
-{
-    return e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
+    return qc_dtype_is_fp8(m->model->tensors[i].dtype);
 }
 
 /* Returns the length of the module's name for weight i: its name without ".weight", or the module
@@ -664,13 +616,11 @@ static int module_stays_coded(const maker *m, uint32_t i)
     const char *name = m->model->tensors[i].name;
     /* Names are sorted, so the members of a module are neighbours, with at most longer names
      * between. */
-    for (uint32_t k = i; k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0; k--) {
-        if (module_of(m, k - 1) == len && stays_coded(m, k - 1))
-            return 1;
-    }
-    for (uint32_t k = i + 1; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0;
-         k++) {
-        if (module_of(m, k) == len && stays_coded(m, k))
+    uint32_t k = i;
+    while (k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0)
+        k--;
+    for (; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0; k++) {
+        if (k != i && module_of(m, k) == len && stays_coded(m, k))
             return 1;
     }
     return 0;
@@ -680,17 +630,18 @@ static int module_stays_coded(const maker *m, uint32_t i)
  * that config.json names. */
 static qc_status list_decoded(maker *m, qc_error *err)
 {
-    if (!m->model->config)
-        return QC_OK;
-    const qc_json_node *q = qc_json_get(qc_json_root(m->model->config), "quantization_config");
+    const qc_json_node *q = qc_config_quantization(m->model->config);
     const char *key = qc_skip_key(q);
     const qc_json_node *named = qc_json_get(q, key);
     qc_skip_list list;
     if (!m->out->keeps_coded || !q || qc_json_kind_of(q) != QC_JSON_OBJECT)
         return QC_OK;
-    QC_TRY(qc_skip_init(&list, m->arena, m->table, m->model, m->out->entries, err));
+    qc_skip_init(&list, m->arena, m->model, m->out->entries);
     for (uint32_t i = 0; i < m->count; i++) {
-        if (!is_decoded(&m->out->entries[i]) || module_of(m, i) == 0 || module_stays_coded(m, i))
+        const qc_recipe_entry *e = &m->out->entries[i];
+        const int decoded =
+            e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
+        if (!decoded || module_of(m, i) == 0 || module_stays_coded(m, i))
             continue;
         QC_TRY(qc_skip_add(&list, m->model->tensors[i].name, module_of(m, i), err));
         if (strcmp(key, "llm_int8_skip_modules") == 0)
@@ -719,7 +670,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
     if (!m->quantizing)
         return list_decoded(m, err);
     qc_skip_list list;
-    QC_TRY(qc_skip_init(&list, m->arena, m->table, m->model, m->out->entries, err));
+    qc_skip_init(&list, m->arena, m->model, m->out->entries);
     int head_quantized = 0;
     for (uint32_t i = 0; i < m->count; i++) {
         const qc_recipe_entry *e = &m->out->entries[i];
@@ -783,7 +734,11 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
                 "); quantize its 16-bit original, or turn it back with --to bf16 first",
                 model->path, model->tensors[i].name, m.stored.weights[i]->name, m.stored.count);
     }
-    QC_TRY(check_requantize(&m, err));
+    uint32_t stack = 0;
+    while (stack < m.count && !is_stack(&m, stack))
+        stack++;
+    if (options->requantize && stack == m.count)
+        QC_FAIL(err, QC_ERR_USAGE, "--requantize: %s has no weights in MXFP4", model->path);
     QC_TRY(apply_rules(&m, err));
     QC_TRY(widen_rules(&m, err));
     QC_TRY(decide(&m, err));

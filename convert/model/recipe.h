@@ -21,7 +21,7 @@ const char *qc_role_name(qc_role r);
  * its role tensors. */
 typedef struct {
     qc_scheme stored_as; /* one that quantizes */
-    const char *name;    /* of the scheme in texts: "fp4" and "w4a8" have no row of their own */
+    const char *name;    /* the scheme in texts: "fp4" and "w4a8" have no row of their own */
     int fp4;             /* stored like NF4, but with another map: use quant_map */
     uint32_t absmax;     /* tensor index of absmax or SCB */
     uint32_t quant_map;  /* UINT32_MAX where there is none */
@@ -47,7 +47,7 @@ typedef enum {
 /* What a config.json of compressed-tensors says of integers, beyond what their tensors show. It is
  * all 0 where config.json says nothing. */
 typedef struct {
-    unsigned bits;            /* of a code, whose place may be wider */
+    unsigned bits;            /* bits of a code, whose place may be wider */
     unsigned activation_bits; /* 16: activations are not quantized */
     int by_rows;              /* each row has a scale ("channel") */
     int static_activations;   /* their scale is in the file */
@@ -66,8 +66,8 @@ typedef struct {
     /* The rest is of integers only. */
     uint32_t zeros;       /* tensor index of the zero points; UINT32_MAX: it is the middle code */
     uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
-    unsigned bits;        /* of a code */
-    int zero_add;         /* what is added to a stored zero point */
+    unsigned bits;        /* bits of a code */
+    int zero_add;         /* added to a stored zero point */
     qc_integer_args said;
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */

@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/recipe_packed.h"
 #include "quant/quant_decode.h"
 
@@ -22,11 +23,6 @@ typedef struct {
     uint64_t block[2];
 } finder;
 
-static int is_scale_dtype(qc_dtype t)
-{
-    return t == QC_DTYPE_F32 || t == QC_DTYPE_BF16 || t == QC_DTYPE_F16 || t == QC_DTYPE_F8_E8M0;
-}
-
 static qc_status new_weight(finder *f, uint32_t i, qc_coded_weight **out, qc_error *err)
 {
     QC_TRY(qc_arena_array(f->arena, out, 1, err));
@@ -39,26 +35,37 @@ static qc_status new_weight(finder *f, uint32_t i, qc_coded_weight **out, qc_err
 
 /* ---- FP8 ---- */
 
-static qc_status check_scale_dtype(const qc_checkpoint_tensor *s, qc_error *err)
+/* Sets how scales are shared. weight_scale_inv has one for each block of the weight, or a single
+ * one; weight_scale (by_rows) a single one, one for each row, or one for each block. A matrix with
+ * as many scales as there are blocks can only be the last, except for a single column with one
+ * scale per row, which is therefore tried first. */
+static qc_status fit_scales(const finder *f, qc_coded_weight *w, const qc_checkpoint_tensor *s,
+                            int by_rows, qc_error *err)
 {
-    if (!is_scale_dtype(s->dtype))
+    uint64_t n = 0;
+    if (s->dtype != QC_DTYPE_F32 && s->dtype != QC_DTYPE_BF16 && s->dtype != QC_DTYPE_F16 &&
+        s->dtype != QC_DTYPE_F8_E8M0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "tensor '%s': expected scales of F32, BF16, F16 or F8_E8M0, found %s", s->name,
                 qc_dtype_name(s->dtype));
-    return QC_OK;
-}
-
-/* weight_scale_inv has one scale for each block of the weight, or a single one. */
-static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_checkpoint_tensor *s,
-                            qc_error *err)
-{
-    uint64_t n = 0;
     QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
-    if (n == 1 && s->ndim < 2)
+    if (n == 1 && (by_rows || s->ndim < 2))
         return QC_OK;
+    if (by_rows && s->dims[0] == w->dims[0] &&
+        (s->ndim == 1 || (s->ndim == 2 && s->dims[1] == 1))) {
+        w->tile_rows = 1;
+        return QC_OK;
+    }
     uint64_t down = qc_ceil_div_u64(w->dims[0], f->block[0]);
     uint64_t across = qc_ceil_div_u64(w->dims[1], f->block[1]);
-    if (s->ndim != 2 || s->dims[0] != down || s->dims[1] != across)
+    const int fits = s->ndim == 2 && s->dims[0] == down && s->dims[1] == across;
+    if (!fits && by_rows)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s': expected one scale, one for each of the weight's %" PRIu64
+                " rows, or [%" PRIu64 ", %" PRIu64 "] for its blocks of %" PRIu64 " x %" PRIu64
+                ", found %" PRIu64 " in %u dimensions; start from the 16-bit checkpoint",
+                s->name, w->dims[0], down, across, f->block[0], f->block[1], n, s->ndim);
+    if (!fits)
         QC_FAIL(
             err, QC_ERR_INPUT,
             "tensor '%s': blocks of %" PRIu64 " x %" PRIu64 " of a weight [%" PRIu64 ", %" PRIu64
@@ -68,31 +75,6 @@ static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_checkp
     w->tile_cols = f->block[1];
     w->tiles_across = across;
     return QC_OK;
-}
-
-/* weight_scale has a single scale, one for each row, or one for each block. A matrix with as many
- * scales as there are blocks can only be the last, except for a single column with one scale per
- * row, which is therefore tried first. */
-static qc_status fit_rows_or_blocks(const finder *f, qc_coded_weight *w,
-                                    const qc_checkpoint_tensor *s, qc_error *err)
-{
-    uint64_t n = 0;
-    QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
-    if (n == 1)
-        return QC_OK;
-    if (s->dims[0] == w->dims[0] && (s->ndim == 1 || (s->ndim == 2 && s->dims[1] == 1))) {
-        w->tile_rows = 1;
-        return QC_OK;
-    }
-    uint64_t down = qc_ceil_div_u64(w->dims[0], f->block[0]);
-    uint64_t across = qc_ceil_div_u64(w->dims[1], f->block[1]);
-    if (s->ndim != 2 || s->dims[0] != down || s->dims[1] != across)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s': expected one scale, one for each of the weight's %" PRIu64
-                " rows, or [%" PRIu64 ", %" PRIu64 "] for its blocks of %" PRIu64 " x %" PRIu64
-                ", found %" PRIu64 " in %u dimensions; start from the 16-bit checkpoint",
-                s->name, w->dims[0], down, across, f->block[0], f->block[1], n, s->ndim);
-    return fit_blocks(f, w, s, err);
 }
 
 /* Does the weight's module have a scale under another name? stem_len counts "M.". */
@@ -117,8 +99,8 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     static const char weight_tail[] = ".weight";
     const qc_checkpoint *m = f->model;
     const qc_checkpoint_tensor *t = &m->tensors[i];
-    if ((t->dtype != QC_DTYPE_F8_E4M3 && t->dtype != QC_DTYPE_F8_E5M2) || t->ndim != 2 ||
-        !qc_ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
+    if (!qc_dtype_is_fp8(t->dtype) || t->ndim != 2 || !qc_ends_with(t->name, weight_tail) ||
+        t->dims[0] == 0 || t->dims[1] == 0)
         return QC_OK;
     size_t len = strlen(t->name), stem = len - (sizeof weight_tail - 2);
     uint32_t inverse = qc_checkpoint_beside(m, t->name, len, "_scale_inv");
@@ -151,13 +133,13 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
         return QC_OK;
     }
     const qc_checkpoint_tensor *s = &m->tensors[w->scales];
-    QC_TRY(check_scale_dtype(s, err));
+    QC_TRY(fit_scales(f, w, s, inverse == NO_TENSOR, err));
     f->set->owners[w->scales] = i;
     if (input != NO_TENSOR)
         f->set->owners[input] = i;
     if (bound != NO_TENSOR)
         f->set->owners[bound] = i;
-    return inverse != NO_TENSOR ? fit_blocks(f, w, s, err) : fit_rows_or_blocks(f, w, s, err);
+    return QC_OK;
 }
 
 /* ---- MXFP4 ---- */
@@ -199,7 +181,7 @@ static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
 
 qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing)
 {
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    const qc_json_node *root = qc_config_root(model->config);
     const char *name = qc_json_string_or(qc_json_get(root, "torch_dtype"), NULL);
     if (!name)
         name = qc_json_string_or(qc_json_get(root, "dtype"), NULL);
@@ -233,9 +215,7 @@ static qc_status read_block(uint64_t block[2], const qc_json_node *size, const c
 qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error *err)
 {
     block[0] = block[1] = DEFAULT_BLOCK;
-    if (!model->config)
-        return QC_OK;
-    const qc_json_node *q = qc_json_get(qc_json_root(model->config), "quantization_config");
+    const qc_json_node *q = qc_config_quantization(model->config);
     QC_TRY(read_block(block, qc_json_get(q, "weight_block_size"), "weight_block_size", err));
     /* where compressed-tensors has it */
     const qc_json_node *groups = qc_json_get(q, "config_groups");
@@ -244,19 +224,6 @@ qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error
     for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g))
         QC_TRY(read_block(block, qc_json_get(qc_json_get(g, "weights"), "block_structure"),
                           "block_structure", err));
-    return QC_OK;
-}
-
-static qc_status read_config(finder *f, qc_error *err)
-{
-    f->dtype = qc_config_dtype(f->model, QC_DTYPE_BF16);
-    QC_TRY(qc_coded_block(f->block, f->model, err));
-    if (!f->model->config)
-        return QC_OK;
-    const qc_json_node *root = qc_json_root(f->model->config);
-    f->quantization = qc_json_get(root, "quantization_config");
-    f->own =
-        strcmp(qc_json_string_or(qc_json_get(f->quantization, "quant_method"), ""), "qconv") == 0;
     return QC_OK;
 }
 
@@ -269,8 +236,13 @@ qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint 
     QC_TRY(qc_arena_array(arena, &out->owners, count, err));
     for (uint32_t i = 0; i < count; i++)
         out->owners[i] = NO_TENSOR;
-    finder f = {.model = model, .arena = arena, .set = out};
-    QC_TRY(read_config(&f, err));
+    finder f = {.model = model,
+                .arena = arena,
+                .set = out,
+                .dtype = qc_config_dtype(model, QC_DTYPE_BF16),
+                .quantization = qc_config_quantization(model->config),
+                .own = strcmp(qc_config_quant_method(model->config), "qconv") == 0};
+    QC_TRY(qc_coded_block(f.block, model, err));
     for (uint32_t i = 0; i < count; i++) {
         QC_TRY(add_fp8(&f, i, err));
         QC_TRY(add_mxfp4(&f, i, err));
@@ -324,14 +296,6 @@ uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, con
 static int has_sibling(const qc_checkpoint *m, const char *name, size_t stem, const char *tail)
 {
     return qc_checkpoint_beside(m, name, stem, tail) != NO_TENSOR;
-}
-
-static const char *method_of(const qc_checkpoint *model)
-{
-    if (!model->config)
-        return "";
-    const qc_json_node *q = qc_json_get(qc_json_root(model->config), "quantization_config");
-    return qc_json_string_or(qc_json_get(q, "quant_method"), "");
 }
 
 static int is_integer(qc_dtype t)
@@ -435,7 +399,7 @@ static const char *tool_of_names(const qc_checkpoint *model, const qc_checkpoint
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
 {
     const qc_checkpoint_tensor *t = &model->tensors[i];
-    const char *method = tool_of_method(method_of(model));
+    const char *method = tool_of_method(qc_config_quant_method(model->config));
     const char *names = tool_of_names(model, t);
     const size_t stem = strlen(t->name) - (names ? strlen("_packed") : 0);
     if (names && t->dtype == QC_DTYPE_I32 && qc_ends_with(t->name, ".weight_packed") &&
@@ -448,19 +412,17 @@ const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
 
 /* ---- what follows from the schemes ---- */
 
-/* A tensor that an adapter changes is read as F32, but is written as the model has it. */
-static void keep_dtype(qc_recipe_entry *e, const qc_checkpoint_tensor *t)
-{
-    if (!t->change || e->scheme != QC_SCHEME_KEEP || qc_checkpoint_dtype(t) == t->dtype)
-        return;
-    e->scheme = QC_SCHEME_CAST;
-    e->out_dtype = qc_checkpoint_dtype(t);
-}
-
 void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
 {
-    for (size_t i = 0; i < model->tensor_count; i++)
-        keep_dtype(&recipe->entries[i], &model->tensors[i]);
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = &model->tensors[i];
+        qc_recipe_entry *e = &recipe->entries[i];
+        /* A tensor that an adapter changes is read as F32, but is written as the model has it. */
+        if (!t->change || e->scheme != QC_SCHEME_KEEP || qc_checkpoint_dtype(t) == t->dtype)
+            continue;
+        e->scheme = QC_SCHEME_CAST;
+        e->out_dtype = qc_checkpoint_dtype(t);
+    }
     for (size_t i = 0; i < model->tensor_count; i++) {
         uint32_t owner = recipe->entries[i].owner;
         qc_recipe_entry *e = &recipe->entries[i];

@@ -3,6 +3,7 @@
 #include "convert/model/recipe_diffusers.h"
 
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 
 #include <string.h>
 
@@ -42,7 +43,7 @@ static const struct {
 
 const char *qc_diffusers_class(const qc_checkpoint *model)
 {
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    const qc_json_node *root = qc_config_root(model->config);
     if (qc_json_get(root, "model_type"))
         return NULL;
     return qc_json_string_or(qc_json_get(root, "_class_name"), NULL);

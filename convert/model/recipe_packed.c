@@ -3,6 +3,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
@@ -15,6 +16,7 @@
 #define TEXT_BYTES 128u
 
 typedef enum { BY_TENSOR, BY_CHANNEL, BY_GROUP } strategy;
+static const char *const strategies[] = {"tensor", "channel", "group"};
 
 /* What config.json says of some weights. */
 typedef struct {
@@ -43,8 +45,8 @@ typedef struct {
 /* The tensors of a weight. */
 typedef struct {
     const qc_checkpoint_tensor *codes, *scales, *zeros, *groups; /* the last two may be NULL */
-    uint32_t index;                                              /* of codes */
-    size_t stem; /* of the name, with the last dot */
+    uint32_t index;                                              /* the codes' index */
+    size_t stem; /* length of the module's path, with its last dot */
 } parts;
 
 /* ---- config.json ---- */
@@ -91,7 +93,6 @@ static qc_status read_act_order(const qc_json_node *weights, int *out, qc_error 
 
 static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_error *err)
 {
-    static const char *const names[] = {"tensor", "channel", "group"};
     const qc_json_node *n = qc_json_get(weights, "strategy");
     const char *name = NULL;
     if (n && qc_json_kind_of(n) != QC_JSON_NULL)
@@ -100,7 +101,7 @@ static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_e
     if (!name)
         return QC_OK;
     for (int i = 0; i < 3; i++) {
-        if (strcmp(name, names[i]) == 0) {
+        if (strcmp(name, strategies[i]) == 0) {
             a->by = (strategy)i;
             return QC_OK;
         }
@@ -111,23 +112,7 @@ static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_e
             name);
 }
 
-/* Reads what a group of config_groups says of activations. Its weights were read before. */
-static qc_status read_activations(const qc_json_node *activations, weight_args *a, qc_error *err)
-{
-    uint64_t bits = 16;
-    if (activations && qc_json_kind_of(activations) == QC_JSON_OBJECT) {
-        bits = 8;
-        QC_TRY(read_number(activations, "num_bits", &bits, err));
-        a->said.static_activations = !qc_json_bool_or(qc_json_get(activations, "dynamic"), 0);
-        a->said.float_activations =
-            strcmp(qc_json_string_or(qc_json_get(activations, "type"), "int"), "int") != 0;
-    }
-    a->said.by_rows = a->by == BY_CHANNEL;
-    a->said.bits = a->bits < 8 ? (unsigned)a->bits : 8;
-    a->said.activation_bits = bits < 16 ? (unsigned)bits : 16;
-    return QC_OK;
-}
-
+/* Reads what a group of config_groups says of weights and activations. */
 static qc_status read_scheme(finder *f, const qc_json_node *group, qc_error *err)
 {
     const qc_json_node *weights = qc_json_get(group, "weights");
@@ -146,18 +131,19 @@ static qc_status read_scheme(finder *f, const qc_json_node *group, qc_error *err
     a->format = qc_json_string_or(qc_json_get(group, "format"),
                                   qc_json_string_or(qc_json_get(f->config, "format"), ""));
     f->arg_count++;
-    return read_activations(qc_json_get(group, "input_activations"), a, err);
-}
-
-/* Rotations that are made while the model runs belong to its weights, and a weight would be wrong
- * without them. */
-static qc_status refuse_transforms(const finder *f, qc_error *err)
-{
-    if (!has_members(qc_json_get(f->config, "transform_config"), "config_groups"))
-        return QC_OK;
-    QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: quantization_config has a transform_config, whose rotations qconv does "
-            "not undo; start from the 16-bit checkpoint");
+    const qc_json_node *activations = qc_json_get(group, "input_activations");
+    uint64_t bits = 16;
+    if (activations && qc_json_kind_of(activations) == QC_JSON_OBJECT) {
+        bits = 8;
+        QC_TRY(read_number(activations, "num_bits", &bits, err));
+        a->said.static_activations = !qc_json_bool_or(qc_json_get(activations, "dynamic"), 0);
+        a->said.float_activations =
+            strcmp(qc_json_string_or(qc_json_get(activations, "type"), "int"), "int") != 0;
+    }
+    a->said.by_rows = a->by == BY_CHANNEL;
+    a->said.bits = a->bits < 8 ? (unsigned)a->bits : 8;
+    a->said.activation_bits = bits < 16 ? (unsigned)bits : 16;
+    return QC_OK;
 }
 
 static qc_status read_compressed_tensors(finder *f, qc_error *err)
@@ -166,7 +152,13 @@ static qc_status read_compressed_tensors(finder *f, qc_error *err)
     if (f->has_args || strcmp(f->method, "compressed-tensors") != 0)
         return QC_OK;
     f->has_args = 1;
-    QC_TRY(refuse_transforms(f, err));
+    /* Rotations that are made while the model runs belong to its weights, and a weight would be
+     * wrong without them. */
+    if (has_members(qc_json_get(f->config, "transform_config"), "config_groups"))
+        QC_FAIL(
+            err, QC_ERR_UNSUPPORTED,
+            "config.json: quantization_config has a transform_config, whose rotations qconv does "
+            "not undo; start from the 16-bit checkpoint");
     if (!groups || qc_json_kind_of(groups) != QC_JSON_OBJECT)
         return QC_OK;
     QC_TRY(qc_arena_array(f->arena, &f->args, qc_json_count(groups), err));
@@ -324,27 +316,12 @@ static int is_described(const qc_coded_weight *w, const parts *p, const weight_a
 
 static void say_args(char text[TEXT_BYTES], const weight_args *a)
 {
-    static const char *const names[] = {"tensor", "channel", "group"};
     char group[32] = "";
     if (a->by == BY_GROUP)
         (void)snprintf(group, sizeof group, ", group_size %" PRIu64, a->group);
     (void)snprintf(text, TEXT_BYTES, "num_bits %" PRIu64 ", strategy %s%s%s%s", a->bits,
-                   names[a->by], group, a->asymmetric ? ", with zero points" : "",
+                   strategies[a->by], group, a->asymmetric ? ", with zero points" : "",
                    a->act_order ? ", with actorder" : "");
-}
-
-/* Checks that config.json names the layout that the tensors have. */
-static qc_status check_format(const qc_coded_weight *w, const parts *p, const char *format,
-                              qc_error *err)
-{
-    const int packed = w->coding == QC_CODING_PACKED;
-    if (*format == '\0' || strcmp(format, "mixed-precision") == 0 ||
-        strcmp(format, packed ? "pack-quantized" : "int-quantized") == 0 ||
-        (!packed && strcmp(format, "naive-quantized") == 0))
-        return QC_OK;
-    QC_FAIL(err, QC_ERR_INPUT,
-            "tensor '%s': config.json says that the format is '%s', but the tensors have %s",
-            p->codes->name, format, packed ? "pack-quantized" : "int-quantized");
 }
 
 /* Finds what config.json says of w, and takes over what it says of activations. */
@@ -355,7 +332,15 @@ static qc_status check_described(const finder *f, qc_coded_weight *w, const part
         if (!is_described(w, p, &f->args[i]))
             continue;
         w->said = f->args[i].said;
-        return check_format(w, p, f->args[i].format, err);
+        const char *format = f->args[i].format;
+        const int packed = w->coding == QC_CODING_PACKED;
+        if (*format == '\0' || strcmp(format, "mixed-precision") == 0 ||
+            strcmp(format, packed ? "pack-quantized" : "int-quantized") == 0 ||
+            (!packed && strcmp(format, "naive-quantized") == 0))
+            return QC_OK;
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': config.json says that the format is '%s', but the tensors have %s",
+                p->codes->name, format, qc_coding_name(w->coding));
     }
     if (!f->config || strcmp(f->method, "compressed-tensors") != 0)
         return QC_OK;
@@ -402,91 +387,46 @@ static qc_status check_zeros(const qc_coded_weight *w, const parts *p, qc_error 
             qc_text_shape(shape, p->zeros->dims, p->zeros->ndim));
 }
 
-static qc_status finish(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
-{
-    QC_TRY(fit_scales(w, p->scales, err));
-    QC_TRY(check_zeros(w, p, err));
-    QC_TRY(expect_group_index(p->groups, w->dims[1], err));
-    QC_TRY(check_described(f, w, p, err));
-    return add(f, p, w, err);
-}
-
-static qc_status add_int(finder *f, uint32_t i, qc_error *err)
-{
-    parts p = {.codes = &f->model->tensors[i], .index = i};
-    const qc_checkpoint_tensor *t = p.codes;
-    if (t->dtype != QC_DTYPE_I8 || t->ndim != 2 || t->bytes == 0 || !has_tail(t, "weight", &p.stem))
-        return QC_OK;
-    p.scales = sibling(f, &p, "weight_scale");
-    p.zeros = sibling(f, &p, "weight_zero_point");
-    p.groups = sibling(f, &p, "weight_g_idx");
-    if (!p.scales || !is_scale_dtype(p.scales->dtype) ||
-        (f->config && strcmp(f->method, "compressed-tensors") != 0 &&
-         strcmp(f->method, "qconv") != 0))
-        return QC_OK;
-    QC_TRY(read_compressed_tensors(f, err));
-    qc_coded_weight w = {.coding = QC_CODING_INT, .bits = 8, .dims = {t->dims[0], t->dims[1]}};
-    return finish(f, &p, &w, err);
-}
-
-/* Reads the shape of a packed weight from M.weight_shape. Where there is no such tensor, *known is
- * 0. */
-static qc_status read_shape(finder *f, const parts *p, uint64_t shape[2], int *known, qc_error *err)
-{
-    const qc_checkpoint_tensor *t = sibling(f, p, "weight_shape");
-    unsigned char raw[16];
-    *known = 0;
-    if (!t || f->model->file_count == 0)
-        return QC_OK;
-    if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected I64 [2], found %s of %" PRIu64 " bytes",
-                t->name, qc_dtype_name(t->dtype), t->bytes);
-    if (!f->cursor)
-        QC_TRY(qc_st_cursor_create(&f->cursor, err));
-    QC_TRY(qc_checkpoint_read(f->model, f->cursor, t, 0, raw, sizeof raw, err));
-    shape[0] = qc_load_le64(raw);
-    shape[1] = qc_load_le64(raw + 8);
-    *known = 1;
-    return QC_OK;
-}
-
 /* Does a row of cols codes of so many bits take so many words? */
 static int fills(uint64_t cols, unsigned bits, uint64_t words)
 {
     return cols > 0 && qc_ceil_div_u64(cols, WORD_BITS / bits) == words;
 }
 
-static int names_bits(const finder *f, unsigned bits)
-{
-    size_t i = 0;
-    while (i < f->arg_count && f->args[i].bits != bits)
-        i++;
-    return i < f->arg_count;
-}
-
 /* Finds the bits and the columns of a packed weight from its words and from weight_shape's columns,
- * which may be NULL. bits stays 0 where they do not say. Both widths may fit, if a row is one word
+ * where there is one. bits stays 0 where they do not say. Both widths may fit, if a row is one word
  * or there is no weight_shape, and then config.json decides. */
-static void fit_words(const finder *f, uint64_t words, const uint64_t *shape, qc_coded_weight *w)
+static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
 {
     static const unsigned widths[] = {4, 8};
+    const qc_checkpoint_tensor *t = sibling(f, p, "weight_shape");
+    const int known = t && f->model->file_count > 0;
+    uint64_t shape[2] = {0}, words = p->codes->dims[1];
+    unsigned char raw[16];
+    int other = 0;
+    if (known) {
+        if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "tensor '%s': expected I64 [2], found %s of %" PRIu64 " bytes", t->name,
+                    qc_dtype_name(t->dtype), t->bytes);
+        if (!f->cursor)
+            QC_TRY(qc_st_cursor_create(&f->cursor, err));
+        QC_TRY(qc_checkpoint_read(f->model, f->cursor, t, 0, raw, sizeof raw, err));
+        shape[0] = qc_load_le64(raw);
+        shape[1] = qc_load_le64(raw + 8);
+    }
+    w->dims[0] = p->codes->dims[0];
     for (int i = 0; i < 4 && !w->bits; i++) {
         unsigned bits = widths[i % 2];
-        uint64_t cols = shape ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
-        if (!fills(cols, bits, words) || !(i < 2 ? names_bits(f, bits) : shape != NULL))
+        uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
+        int says = i >= 2 && known; /* the first two times it has to be config.json */
+        for (size_t a = 0; i < 2 && a < f->arg_count; a++)
+            says |= f->args[a].bits == bits;
+        if (!says || !fills(cols, bits, words))
             continue;
         w->bits = bits;
         w->dims[1] = cols;
     }
-}
-
-static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
-{
-    uint64_t shape[2] = {0}, words = p->codes->dims[1];
-    int known = 0, other = 0;
-    QC_TRY(read_shape(f, p, shape, &known, err));
-    w->dims[0] = p->codes->dims[0];
-    fit_words(f, words, known ? shape : NULL, w);
     for (unsigned bits = 1; bits <= 8; bits++)
         other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
     if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
@@ -497,22 +437,31 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
     return QC_OK;
 }
 
-static qc_status add_packed(finder *f, uint32_t i, qc_error *err)
+/* Adds a weight of compressed-tensors, in words or in bytes. */
+static qc_status add_compressed(finder *f, parts *p, int packed, qc_error *err)
 {
-    parts p = {.codes = &f->model->tensors[i], .index = i};
-    const qc_checkpoint_tensor *t = p.codes;
-    if (t->dtype != QC_DTYPE_I32 || t->ndim != 2 || t->bytes == 0 ||
-        !has_tail(t, "weight_packed", &p.stem))
-        return QC_OK;
-    p.scales = sibling(f, &p, "weight_scale");
-    p.zeros = sibling(f, &p, "weight_zero_point");
-    p.groups = sibling(f, &p, "weight_g_idx");
-    if (!p.scales || !is_scale_dtype(p.scales->dtype))
+    qc_coded_weight w = {.coding = packed ? QC_CODING_PACKED : QC_CODING_INT};
+    p->scales = sibling(f, p, "weight_scale");
+    p->zeros = sibling(f, p, "weight_zero_point");
+    p->groups = sibling(f, p, "weight_g_idx");
+    if (!p->scales || !is_scale_dtype(p->scales->dtype) ||
+        (!packed && f->config && strcmp(f->method, "compressed-tensors") != 0 &&
+         strcmp(f->method, "qconv") != 0))
         return QC_OK;
     QC_TRY(read_compressed_tensors(f, err));
-    qc_coded_weight w = {.coding = QC_CODING_PACKED};
-    QC_TRY(size_packed(f, &p, &w, err));
-    return w.bits ? finish(f, &p, &w, err) : QC_OK;
+    if (packed) {
+        QC_TRY(size_packed(f, p, &w, err));
+    } else {
+        w.bits = 8;
+        memcpy(w.dims, p->codes->dims, 2 * sizeof *w.dims);
+    }
+    if (!w.bits)
+        return QC_OK;
+    QC_TRY(fit_scales(&w, p->scales, err));
+    QC_TRY(check_zeros(&w, p, err));
+    QC_TRY(expect_group_index(p->groups, w.dims[1], err));
+    QC_TRY(check_described(f, &w, p, err));
+    return add(f, p, &w, err);
 }
 
 /* ---- GPTQ and AWQ ---- */
@@ -548,15 +497,6 @@ static int is_word(const finder *f, const char *key, const char *one, const char
     return strcmp(word, one) == 0 || strcmp(word, other) == 0;
 }
 
-/* Does config.json name a layout that is read? */
-static int has_known_layout(const finder *f, int gptq)
-{
-    if (!gptq)
-        return is_word(f, "version", "gemm", "GEMM");
-    return is_word(f, "checkpoint_format", "gptq", "gptq_v2") &&
-           !qc_json_bool_or(qc_json_get(f->config, "is_marlin_format"), 0);
-}
-
 static qc_status add_gptq(finder *f, parts *p, const weight_args *a, qc_error *err)
 {
     qc_coded_weight w = {.coding = QC_CODING_GPTQ};
@@ -580,62 +520,61 @@ static qc_status add_gptq(finder *f, parts *p, const weight_args *a, qc_error *e
     return add(f, p, &w, err);
 }
 
-static qc_status add_awq(finder *f, const parts *p, const weight_args *a, qc_error *err)
-{
-    uint64_t in = p->codes->dims[0], out = p->scales->dims[1];
-    qc_coded_weight w = {.coding = QC_CODING_AWQ, .bits = 4, .dims = {out, in}};
-    QC_TRY(expect_matrix(p->codes, QC_DTYPE_I32, in, out / 8, err));
-    QC_TRY(expect_matrix(p->zeros, QC_DTYPE_I32, p->scales->dims[0], out / 8, err));
-    QC_TRY(fit_groups(&w, p, a, err));
-    return add(f, p, &w, err);
-}
-
 /* GPTQ and AWQ use the same names. The number of columns tells them apart. */
-static qc_status add_qweight(finder *f, uint32_t i, qc_error *err)
+static qc_status add_qweight(finder *f, parts *p, qc_error *err)
 {
-    parts p = {.codes = &f->model->tensors[i], .index = i};
-    const qc_checkpoint_tensor *t = p.codes;
+    const qc_checkpoint_tensor *t = p->codes;
     weight_args a;
-    if (t->dtype != QC_DTYPE_I32 || t->ndim != 2 || t->bytes == 0 ||
-        !has_tail(t, "qweight", &p.stem))
+    p->scales = sibling(f, p, "scales");
+    p->zeros = sibling(f, p, "qzeros");
+    if (!p->scales || !p->zeros || !is_scale_dtype(p->scales->dtype) || p->scales->ndim != 2 ||
+        p->scales->bytes == 0)
         return QC_OK;
-    p.scales = sibling(f, &p, "scales");
-    p.zeros = sibling(f, &p, "qzeros");
+    const uint64_t in = t->dims[0], out = p->scales->dims[1];
+    int is_gptq = t->dims[1] == out;
     int gptq = strcmp(f->method, "gptq") == 0;
     int awq = strcmp(f->method, "awq") == 0 || strcmp(f->method, "autoawq") == 0;
     int own = strcmp(f->method, "qconv") == 0;
-    gptq |= own && qc_json_get(f->config, "checkpoint_format") && t->ndim == 2 && p.scales &&
-            p.scales->ndim == 2 && t->dims[1] == p.scales->dims[1];
-    if (!p.scales || !p.zeros || !is_scale_dtype(p.scales->dtype) || p.scales->ndim != 2 ||
-        p.scales->bytes == 0 || (f->config && !gptq && !awq && !own) || !has_known_layout(f, gptq))
+    gptq |= own && qc_json_get(f->config, "checkpoint_format") && is_gptq;
+    const int known_layout =
+        gptq ? is_word(f, "checkpoint_format", "gptq", "gptq_v2") &&
+                   !qc_json_bool_or(qc_json_get(f->config, "is_marlin_format"), 0)
+             : is_word(f, "version", "gemm", "GEMM");
+    if ((f->config && !gptq && !awq && !own) || !known_layout)
         return QC_OK;
     QC_TRY(read_gptq_awq(f, &a, err));
-    int is_gptq = t->dims[1] == p.scales->dims[1];
-    int is_awq = qc_sat_mul(t->dims[1], 8) == p.scales->dims[1];
+    int is_awq = qc_sat_mul(t->dims[1], 8) == out;
     if ((gptq && !is_gptq) || (awq && !is_awq))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': config.json says %s, whose qweight would have %" PRIu64
                 " columns, found %" PRIu64,
-                t->name, f->method, p.scales->dims[1] / (gptq ? 1 : 8), t->dims[1]);
-    if (gptq)
-        return add_gptq(f, &p, &a, err);
-    return is_awq ? add_awq(f, &p, &a, err) : QC_OK;
+                t->name, f->method, out / (gptq ? 1 : 8), t->dims[1]);
+    if (gptq || !is_awq)
+        return gptq ? add_gptq(f, p, &a, err) : QC_OK;
+    qc_coded_weight w = {.coding = QC_CODING_AWQ, .bits = 4, .dims = {out, in}};
+    QC_TRY(expect_matrix(p->codes, QC_DTYPE_I32, in, out / 8, err));
+    QC_TRY(expect_matrix(p->zeros, QC_DTYPE_I32, p->scales->dims[0], out / 8, err));
+    QC_TRY(fit_groups(&w, p, &a, err));
+    return add(f, p, &w, err);
 }
 
 qc_status qc_packed_find(qc_coded_set *set, qc_arena *arena, const qc_checkpoint *model,
                          qc_dtype dtype, qc_error *err)
 {
     finder f = {.model = model, .arena = arena, .set = set, .dtype = dtype};
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
-    f.config = qc_json_get(root, "quantization_config");
-    f.method = qc_json_string_or(qc_json_get(f.config, "quant_method"), "");
+    f.config = qc_config_quantization(model->config);
+    f.method = qc_config_quant_method(model->config);
     qc_status st = QC_OK;
     for (uint32_t i = 0; st == QC_OK && i < (uint32_t)model->tensor_count; i++) {
-        st = add_int(&f, i, err);
-        if (st == QC_OK)
-            st = add_packed(&f, i, err);
-        if (st == QC_OK)
-            st = add_qweight(&f, i, err);
+        parts p = {.codes = &model->tensors[i], .index = i};
+        const int words = p.codes->dtype == QC_DTYPE_I32;
+        if (p.codes->ndim != 2 || p.codes->bytes == 0)
+            continue;
+        if (words ? has_tail(p.codes, "weight_packed", &p.stem)
+                  : p.codes->dtype == QC_DTYPE_I8 && has_tail(p.codes, "weight", &p.stem))
+            st = add_compressed(&f, &p, words, err);
+        else if (words && has_tail(p.codes, "qweight", &p.stem))
+            st = add_qweight(&f, &p, err);
     }
     qc_st_cursor_destroy(f.cursor);
     return st;

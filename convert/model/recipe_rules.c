@@ -6,8 +6,9 @@
 #include "convert/model/recipe_rules.h"
 
 #include "base/text.h"
-#include "convert/families/config_fields.h"
+#include "convert/families/type_table.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Words that mean something as a component of a name. One scan of a component finds them all. */
@@ -27,80 +28,41 @@ enum {
     WORD_DETECTOR = 4096
 };
 
+/* Lists end with NULL. */
 static const struct {
-    const char *text;
-    unsigned char len;
     unsigned flag;
+    const char *texts[13];
 } words[] = {
-#define WORD(text, flag)                                                                           \
-    {                                                                                              \
-        text, sizeof text - 1, flag                                                                \
-    }
-    WORD("lm_head", WORD_HEAD),
-    WORD("lm_heads", WORD_HEAD),
-    WORD("generator_lm_head", WORD_HEAD),
-    WORD("embed_out", WORD_HEAD),
-    WORD("vocab_projector", WORD_HEAD),
-    WORD("predictions", WORD_PREDICTIONS),
-    WORD("entity_predictions", WORD_PREDICTIONS),
-    WORD("classifier", WORD_LABELS),
-    WORD("score", WORD_LABELS),
-    WORD("qa_outputs", WORD_LABELS),
-    WORD("bbox_embed", WORD_DETECTOR),
-    WORD("class_embed", WORD_DETECTOR),
-    WORD("embed_tokens", WORD_EMBEDDING),
-    WORD("wte", WORD_EMBEDDING),
-    WORD("wpe", WORD_EMBEDDING),
-    WORD("word_embeddings", WORD_EMBEDDING),
-    WORD("position_embeddings", WORD_EMBEDDING),
-    WORD("token_type_embeddings", WORD_EMBEDDING),
-    WORD("tok_embeddings", WORD_EMBEDDING),
-    WORD("embed_in", WORD_EMBEDDING),
-    WORD("embed_positions", WORD_EMBEDDING),
-    WORD("relative_attention_bias", WORD_EMBEDDING),
-    WORD("tokens_embed", WORD_EMBEDDING),
-    WORD("positions_embed", WORD_EMBEDDING),
-    WORD("router", WORD_ROUTER),
-    WORD("gate", WORD_GATE),
-    WORD("wg", WORD_GATE),
-    WORD("shared_expert_gate", WORD_GATE),
-    WORD("indexer", WORD_INDEXER),
-    WORD("qformer", WORD_QFORMER),
-    WORD("compressor", WORD_COMPRESSOR),
-    WORD("inv_freq", WORD_BUFFER),
-    WORD("position_ids", WORD_BUFFER),
-    WORD("token_type_ids", WORD_BUFFER),
-    WORD("masked_bias", WORD_BUFFER),
-    WORD("cos_cached", WORD_BUFFER),
-    WORD("sin_cached", WORD_BUFFER),
-    WORD("e_score_correction_bias", WORD_BUFFER),
-    WORD("relative_position_index", WORD_BUFFER),
-    WORD("running_mean", WORD_BUFFER),
-    WORD("running_var", WORD_BUFFER),
-    WORD("num_batches_tracked", WORD_BUFFER),
-    WORD("qweight", WORD_PACKED),
-    WORD("weight_packed", WORD_PACKED),
-    WORD("q_weight", WORD_PACKED),
-    WORD("trellis", WORD_PACKED),
-    WORD("SCB", WORD_STATE),
-    WORD("weight_format", WORD_STATE),
-    WORD("weight_scale", WORD_STATE),
-    WORD("weight_scale_inv", WORD_STATE),
-    WORD("weight_scale_2", WORD_STATE),
-    WORD("input_scale", WORD_STATE),
-    WORD("scales", WORD_STATE),
-    WORD("qzeros", WORD_STATE),
-    WORD("g_idx", WORD_STATE),
-    WORD("weight_shape", WORD_STATE),
-    WORD("weight_zero_point", WORD_STATE),
-#undef WORD
+    {WORD_HEAD, {"lm_head", "lm_heads", "generator_lm_head", "embed_out", "vocab_projector"}},
+    {WORD_PREDICTIONS, {"predictions", "entity_predictions"}},
+    {WORD_LABELS, {"classifier", "score", "qa_outputs"}},
+    {WORD_DETECTOR, {"bbox_embed", "class_embed"}},
+    {WORD_EMBEDDING,
+     {"embed_tokens", "wte", "wpe", "word_embeddings", "position_embeddings",
+      "token_type_embeddings", "tok_embeddings", "embed_in", "embed_positions",
+      "relative_attention_bias", "tokens_embed", "positions_embed"}},
+    {WORD_ROUTER, {"router"}},
+    {WORD_GATE, {"gate", "wg", "shared_expert_gate"}},
+    {WORD_INDEXER, {"indexer"}},
+    {WORD_QFORMER, {"qformer"}},
+    {WORD_COMPRESSOR, {"compressor"}},
+    {WORD_BUFFER,
+     {"inv_freq", "position_ids", "token_type_ids", "masked_bias", "cos_cached", "sin_cached",
+      "e_score_correction_bias", "relative_position_index", "running_mean", "running_var",
+      "num_batches_tracked"}},
+    {WORD_PACKED, {"qweight", "weight_packed", "q_weight", "trellis"}},
+    {WORD_STATE,
+     {"SCB", "weight_format", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale",
+      "scales", "qzeros", "g_idx", "weight_shape", "weight_zero_point"}},
 };
 
 static unsigned word_flag(const char *s, size_t len)
 {
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        if (words[i].len == len && memcmp(words[i].text, s, len) == 0)
-            return words[i].flag;
+        for (const char *const *text = words[i].texts; *text; text++) {
+            if (**text == *s && strncmp(*text, s, len) == 0 && (*text)[len] == '\0')
+                return words[i].flag;
+        }
     }
     return 0;
 }
@@ -218,11 +180,10 @@ static int held_in_float(const qc_model_facts *facts, const name_parts *n)
     if ((n->path_flags & WORD_INDEXER) && equals(n->module, n->module_len, "weights_proj"))
         return 1;
     if (equals(n->module, n->module_len, "wo"))
-        return qc_config_word_in(facts->model_type,
-                                 " t5 mt5 umt5 udop pop2piano longt5 switch_transformers ");
+        return qc_type_is("wo_in_float", facts->model_type);
     if (n->path_flags & WORD_COMPRESSOR)
-        return qc_config_word_in(facts->model_type, " deepseek_v4 ");
-    return (n->path_flags & WORD_QFORMER) && qc_config_word_in(facts->model_type, " blip-2 ");
+        return qc_type_is("compressor_in_float", facts->model_type);
+    return (n->path_flags & WORD_QFORMER) && qc_type_is("qformer_in_float", facts->model_type);
 }
 
 /* Is it a head that predicts a label? "classifier" also counts at the end of a longer name, because
@@ -295,52 +256,6 @@ void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *
     }
 }
 
-const char *qc_rules_hidden_head(const char *model_type)
-{
-    static const struct {
-        const char *types, *module;
-    } heads[] = {
-        {" whisper moonshine canary ", "proj_out"},     {" biogpt trocr ", "output_projection"},
-        {" gpt_neox gpt_neox_japanese ", "embed_out"},  {" distilbert ", "vocab_projector"},
-        {" xlm flaubert ", "pred_layer.proj"},          {" xlnet ", "lm_loss"},
-        {" neomme ", "unembedding_projection"},         {" electra convbert ", "generator_lm_head"},
-        {" modernbert modernbert-decoder ", "decoder"},
-    };
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
-        if (qc_config_word_in(model_type, heads[i].types))
-            return heads[i].module;
-    }
-    return "lm_head";
-}
-
-const char *qc_rules_label_head(const char *model_type, unsigned n)
-{
-    static const char *const all[] = {"classifier", "qa_outputs", "score"};
-    static const struct {
-        const char *types, *modules[2];
-    } more[] = {
-        {" distilbert ", {"pre_classifier", NULL}},
-        {" bart mbart plbart led t5 mt5 umt5 ", {"classification_head", NULL}},
-        {" xlnet xlm flaubert ", {"sequence_summary", "logits_proj"}},
-        {" bert albert big_bird deberta deberta-v2 ernie layoutlm megatron-bert mobilebert mra "
-         "nystromformer roformer squeezebert yoso ",
-         {"pooler", "pooler.dense"}},
-    };
-    if (n < 3)
-        return all[n];
-    for (size_t i = 0; n < 5 && i < sizeof more / sizeof *more; i++) {
-        if (qc_config_word_in(model_type, more[i].types))
-            return more[i].modules[n - 3];
-    }
-    return NULL;
-}
-
-int qc_rules_conv1d_type(const char *model_type)
-{
-    return qc_config_word_in(model_type,
-                             " gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder ");
-}
-
 int qc_rules_conv1d_name(const char *name)
 {
     static const char *const names[] = {".c_attn.weight", ".q_attn.weight", ".c_proj.weight",
@@ -366,7 +281,7 @@ size_t qc_rules_predictions_path(const char *name)
     return 0;
 }
 
-int qc_rules_layer(const char *name, uint64_t *layer)
+int qc_rules_predicts_more(const char *name, uint64_t layers)
 {
     static const char *const prefixes[] = {"model.layers.", "layers."};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
@@ -374,21 +289,10 @@ int qc_rules_layer(const char *name, uint64_t *layer)
         if (strncmp(name, prefixes[i], len) != 0)
             continue;
         size_t digits = strspn(name + len, "0123456789");
-        if (digits == 0 || digits > 9 || name[len + digits] != '.')
-            return 0;
-        *layer = 0;
-        for (size_t k = 0; k < digits; k++)
-            *layer = *layer * 10 + (uint64_t)(name[len + k] - '0');
-        return 1;
+        if (digits > 0 && digits <= 9 && name[len + digits] == '.' &&
+            strtoull(name + len, NULL, 10) >= layers)
+            return 1;
     }
-    return 0;
-}
-
-int qc_rules_predicts_more(const char *name, uint64_t layers)
-{
-    uint64_t layer = 0;
-    if (qc_rules_layer(name, &layer) && layer >= layers)
-        return 1;
     for (const char *s = name; s; s = strchr(s, '.')) {
         s += *s == '.';
         if (strncmp(s, "mtp.", 4) == 0 || strncmp(s, "mtp_", 4) == 0)

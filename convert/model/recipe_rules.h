@@ -21,22 +21,12 @@ typedef struct {
 void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *t,
                        qc_tensor_class *out);
 
-/* Returns the name of an output head that is tied to the embeddings and has no tensor of its own. A
- * loader must know not to turn it into a quantized module. It is "lm_head" if nothing else is known
- * for the model type. */
-const char *qc_rules_hidden_head(const char *model_type);
 /* Returns the length of the path of BERT's prediction module within a name ("cls.predictions"),
- * whose "decoder" is such a head; 0 if the name does not contain it. */
+ * whose "decoder" is a head that may be tied; 0 if the name does not contain it. */
 size_t qc_rules_predictions_path(const char *name);
 
-/* Returns the n-th module that a class with another head may look for in a model of this type,
- * whether the file has it or not. NULL when there are no more. */
-const char *qc_rules_label_head(const char *model_type, unsigned n);
-/* Does a model of this type have Conv1D modules, and is this the name of such a weight? */
-int qc_rules_conv1d_type(const char *model_type);
+/* Is this the name of a Conv1D's weight, in a model that has such modules? */
 int qc_rules_conv1d_name(const char *name);
-/* Finds the number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
-int qc_rules_layer(const char *name, uint64_t *layer);
 /* Is a tensor for multi-token prediction alone? Layers from num_hidden_layers on are (DeepSeek-V3,
  * GLM-4.5), and what has "mtp" or "mtp_..." in its path (Qwen3-Next, Qwen3.5, ERNIE-4.5). */
 int qc_rules_predicts_more(const char *name, uint64_t layers);

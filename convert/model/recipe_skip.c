@@ -1,76 +1,56 @@
 #include "convert/model/recipe_skip.h"
 
+#include "base/checked.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/term/glob.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_CAPACITY 64u
-
 int qc_recipe_stays_quantized(const qc_recipe_entry *e)
 {
     return qc_scheme_is_quantized(e->scheme) || (e->scheme == QC_SCHEME_KEEP && e->stored);
 }
 
-qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_family *table,
-                       const qc_checkpoint *model, const qc_recipe_entry *entries, qc_error *err)
+void qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_checkpoint *model,
+                  const qc_recipe_entry *entries)
 {
     static const char *const parts[] = {"text_config", "vision_config", "audio_config",
                                         "llm_config", "decoder"};
-    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
-    memset(l, 0, sizeof *l);
-    l->arena = arena;
-    l->table = table;
-    l->model = model;
-    l->entries = entries;
+    const qc_json_node *root = qc_config_root(model->config);
+    *l = (qc_skip_list){
+        .arena = arena, .table = qc_family_of(model), .model = model, .entries = entries};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const qc_json_node *part = qc_json_get(root, parts[i]);
         l->composite |= part && qc_json_kind_of(part) == QC_JSON_OBJECT;
     }
     for (size_t i = 0; i < model->tensor_count && !l->has_language_model; i++)
         l->has_language_model = strstr(model->tensors[i].name, "language_model.") != NULL;
-    QC_TRY(qc_arena_array(arena, &l->names, FIRST_CAPACITY, err));
-    l->capacity = FIRST_CAPACITY;
-    return QC_OK;
 }
 
 static qc_status append(qc_skip_list *l, const char *name, qc_error *err)
 {
-    if (l->count == l->capacity) {
-        const char **old = l->names;
-        if (l->capacity > UINT32_MAX / 2)
-            QC_FAIL(err, QC_ERR_NOMEM, "too many modules to skip");
-        QC_TRY(qc_arena_array(l->arena, &l->names, (size_t)l->capacity * 2, err));
-        memcpy(l->names, old, l->count * sizeof *l->names);
-        l->capacity *= 2;
-    }
+    QC_TRY(qc_arena_more(l->arena, &l->names, l->count, err));
     l->names[l->count++] = name;
     return QC_OK;
 }
 
 /* ---- what a name would catch ---- */
 
-/* Would some loader match the module `path` of `len` bytes with this name? recipe_skip.h has their
- * rules. */
-static int catches(const char *name, const char *path, size_t len)
-{
-    size_t n = strlen(name);
-    for (size_t at = 0; at + n <= len; at++) {
-        if (memcmp(path + at, name, n) == 0 && (at == 0 || at + n == len || path[at + n] == '.'))
-            return 1;
-    }
-    return 0;
-}
-
+/* Would some loader match a quantized module with this name? recipe_skip.h has their rules. */
 static int catches_quantized(const qc_skip_list *l, const char *name)
 {
+    const size_t n = strlen(name);
     for (size_t i = 0; i < l->model->tensor_count; i++) {
         const char *path = l->model->tensors[i].name, *dot = strrchr(path, '.');
-        if (dot && qc_recipe_stays_quantized(&l->entries[i]) &&
-            catches(name, path, (size_t)(dot - path)))
-            return 1;
+        if (!dot || !qc_recipe_stays_quantized(&l->entries[i]))
+            continue;
+        for (const char *at = path; at + n <= dot; at++) {
+            if (memcmp(at, name, n) == 0 && (at == path || at + n == dot || at[n] == '.'))
+                return 1;
+        }
     }
     return 0;
 }
@@ -210,49 +190,21 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- submodels that stay as a whole ---- */
 
-/* Returns the length of the path of the module's submodel, or 0 if there is none. */
-static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
-{
-    static const char *const parts[] = {
-        "vision_tower",
-        "vision_model",
-        "vision_encoder",
-        "visual",
-        "image_tower",
-        "video_tower",
-        "audio_tower",
-        "audio_encoder",
-        "audio_model",
-        "multi_modal_projector",
-        "connector",
-        "aligner",
-        "qformer",
-        "mm_projector",
-        "embed_vision",
-        "embed_audio",
-        "language_model",
-        "text_model",
-        "language_projection",
-    };
-    for (size_t at = 0; at < len;) {
-        size_t n = strcspn(module + at, ".");
-        if (n > len - at)
-            n = len - at;
-        for (size_t i = 0; l->composite && i < sizeof parts / sizeof *parts; i++) {
-            if (strlen(parts[i]) == n && memcmp(module + at, parts[i], n) == 0)
-                return at + n;
-        }
-        at += n + 1;
-    }
-    return 0;
-}
-
 /* Sets *whole to the submodel of a module if its name would catch nothing that is quantized. Names
  * come in order, so the answer is mostly the same as for the module before. */
 static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, const char **whole,
                             qc_error *err)
 {
-    size_t n = part_of(l, module, len);
+    static const char parts[] =
+        " vision_tower vision_model vision_encoder visual image_tower video_tower audio_tower "
+        "audio_encoder audio_model multi_modal_projector connector aligner qformer mm_projector "
+        "embed_vision embed_audio language_model text_model language_projection ";
+    size_t n = 0; /* length of the submodel's path */
+    for (size_t at = 0; l->composite && at < len && n == 0;) {
+        size_t end = qc_min_size(at + strcspn(module + at, "."), len);
+        n = qc_config_part_in(module + at, end - at, parts) ? end : 0;
+        at = end + 1;
+    }
     *whole = NULL;
     if (n == 0 || (l->last_divided && strlen(l->last_divided) == n &&
                    memcmp(module, l->last_divided, n) == 0))
@@ -276,7 +228,7 @@ static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, con
 static qc_status add_detector(qc_skip_list *l, const char *module, qc_error *err)
 {
     static const char *const lists[] = {"bbox_embed", "class_embed"};
-    const qc_json_node *config = l->model->config ? qc_json_root(l->model->config) : NULL;
+    const qc_json_node *config = qc_config_root(l->model->config);
     const char *name = NULL;
     uint64_t layers = 0;
     for (unsigned i = 0; i < 2; i++) {
@@ -373,7 +325,8 @@ static int compare_names(const void *pa, const void *pb)
 
 void qc_skip_finish(qc_skip_list *l, const char ***names, uint32_t *count)
 {
-    qsort(l->names, l->count, sizeof *l->names, compare_names);
+    if (l->count > 0)
+        qsort(l->names, l->count, sizeof *l->names, compare_names);
     uint32_t kept = 0;
     for (uint32_t i = 0; i < l->count; i++) {
         if (kept == 0 || strcmp(l->names[kept - 1], l->names[i]) != 0)

@@ -29,22 +29,21 @@ typedef struct {
     qc_arena *arena;
     const qc_family *table; /* may be NULL */
     const qc_checkpoint *model;
-    const qc_recipe_entry *entries; /* of the model's tensors */
+    const qc_recipe_entry *entries; /* a tensor's each */
     int composite;            /* config.json has one configuration for each of several submodels */
     int has_language_model;   /* some name has the component "language_model" */
     unsigned detectors;       /* which lists of a detector's heads are there, one bit each */
     const char *last_whole;   /* the submodel that the last module belonged to, or NULL */
     const char *last_divided; /* the same, but something in that one is quantized */
     const char **names;
-    uint32_t count, capacity;
+    uint32_t count;
 } qc_skip_list;
 
 /* Does a loader see this weight as a quantized module? */
 int qc_recipe_stays_quantized(const qc_recipe_entry *e);
 
-QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_family *table,
-                                    const qc_checkpoint *model, const qc_recipe_entry *entries,
-                                    qc_error *err);
+void qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_checkpoint *model,
+                  const qc_recipe_entry *entries);
 /* Adds a module of the file, or the submodel that it belongs to, under all its names. */
 QC_NODISCARD qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err);
 /* Adds the names that engines give a fused group, if all of it stays in 16 bits. They look for

@@ -50,7 +50,7 @@ typedef struct {
     qc_to to;         /* the value of --to that makes it; only where bits is not 0 */
     /* The operations of its codes; NULL: the scheme does not quantize. */
     const qc_form_ops *form;
-    unsigned bits; /* of a code: 4 or 8; 0: the scheme does not quantize */
+    unsigned bits; /* bits of a code: 4 or 8; 0: the scheme does not quantize */
     int by_rows;   /* one scale for each row; otherwise one for each block */
     /* The block size where --block-size is not given. 0: --block-size has to choose the scheme, or
      * it has no blocks. */
@@ -60,13 +60,13 @@ typedef struct {
     /* Whether its scales can be searched, and whether the search then needs a sample of the
      * weight's groups, which tells the offset of nested scales; otherwise that is 0. */
     int samples_offset;
-    int needs_int8_matmul; /* what bitsandbytes multiplies with, and not every card has */
-    qc_dtype code_dtype;   /* of the tensor with the codes */
+    int needs_int8_matmul; /* bitsandbytes multiplies with it, and not every card has it */
+    qc_dtype code_dtype;   /* dtype of the tensor with the codes */
     /* Bit r is set for qc_role_tensor r. A weight whose scales are not nested lacks the nested
      * ones. */
     unsigned role_tensors;
     const char *quant_type;   /* as the state of a weight says it; NULL: there is no state */
-    const char *state_suffix; /* of the name of that state; NULL: there is none */
+    const char *state_suffix; /* end of that state's name; NULL: there is none */
 } qc_scheme_row;
 
 /* What --to auto may take for a weight, in order of size. "16bit" is the last: the weight stays as

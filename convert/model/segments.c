@@ -12,7 +12,7 @@
 
 #include "base/alloc.h"
 #include "convert/families/config_fields.h"
-#include "convert/model/recipe_rules.h"
+#include "convert/families/type_table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -63,7 +63,7 @@ typedef struct {
     uint32_t *unit_of;  /* in order; NONE for loose tensors */
     group *groups;      /* in order; for loose tensors */
     unit *units;
-    uint32_t unit_count, unit_capacity;
+    uint32_t unit_count;
     stack stacks[MAX_STACKS];
     uint32_t stack_count, main_stack;
     uint32_t segment_of_group[GROUP_UNKNOWN];
@@ -96,9 +96,19 @@ static int compare_ordered(const void *pa, const void *pb)
     return compare_paths(a->name, b->name);
 }
 
-static qc_status sort_names(maker *m, qc_error *err)
+static qc_status put_in_order(maker *m, qc_error *err)
 {
+    int sorted = 1;
+    QC_TRY(qc_arena_array(m->arena, &m->names, m->count, err));
+    QC_TRY(qc_arena_array(m->arena, &m->order, m->count, err));
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->names[i] = m->model->tensors[i].name;
+        m->order[i] = i;
+        sorted = sorted && (i == 0 || compare_paths(m->names[i - 1], m->names[i]) < 0);
+    }
     ordered *rows = NULL;
+    if (sorted)
+        return QC_OK;
     QC_TRY(qc_calloc(&rows, m->count, sizeof *rows, err));
     for (uint32_t i = 0; i < m->count; i++)
         rows[i] = (ordered){m->names[i], i};
@@ -111,19 +121,6 @@ static qc_status sort_names(maker *m, qc_error *err)
     return QC_OK;
 }
 
-static qc_status put_in_order(maker *m, qc_error *err)
-{
-    int sorted = 1;
-    QC_TRY(qc_arena_array(m->arena, &m->names, m->count, err));
-    QC_TRY(qc_arena_array(m->arena, &m->order, m->count, err));
-    for (uint32_t i = 0; i < m->count; i++) {
-        m->names[i] = m->model->tensors[i].name;
-        m->order[i] = i;
-        sorted = sorted && (i == 0 || compare_paths(m->names[i - 1], m->names[i]) < 0);
-    }
-    return sorted ? QC_OK : sort_names(m, err);
-}
-
 /* Does the module at this path hold the name? */
 static int is_below(const char *name, const char *path, size_t len)
 {
@@ -132,35 +129,11 @@ static int is_below(const char *name, const char *path, size_t len)
 
 /* ---- places ---- */
 
-static int word_is(const char *word, size_t len, const char *list)
-{
-    char text[32];
-    if (len == 0 || len >= sizeof text)
-        return 0;
-    memcpy(text, word, len);
-    text[len] = '\0';
-    return qc_config_word_in(text, list);
-}
-
 static const char vision_words[] =
     " vision_model vision_tower visual vision_encoder vision_embed_tokens vision_backbone "
     "multi_modal_projector mm_projector connector modality_projection resampler "
     "image_newline embed_vision audio_tower embed_audio vision_projection ";
 static const char stack_words[] = " layers layer h blocks block decoder_layers ";
-
-static qc_status add_unit(maker *m, const unit *u, qc_error *err)
-{
-    if (m->unit_count == m->unit_capacity) {
-        const unit *old = m->units;
-        uint32_t capacity = m->unit_capacity ? 2 * m->unit_capacity : 128;
-        QC_TRY(qc_arena_array(m->arena, &m->units, capacity, err));
-        if (m->unit_count)
-            memcpy(m->units, old, m->unit_count * sizeof *m->units);
-        m->unit_capacity = capacity;
-    }
-    m->units[m->unit_count++] = *u;
-    return QC_OK;
-}
 
 static uint32_t find_stack(maker *m, const char *name, size_t len)
 {
@@ -196,15 +169,15 @@ static int find_place(maker *m, const char *name, unit *u)
         size_t len = strcspn(name + at, ".");
         uint32_t number = layer_number(name + at, len);
         *u = (unit){.name = name, .len = at + len, .stack = NONE, .segment = NONE};
-        if (word_is(name + at, len, vision_words)) {
+        if (qc_config_part_in(name + at, len, vision_words)) {
             u->group = GROUP_VISION;
             return 1;
         }
-        if (word_is(name + at, len, " mtp ")) {
+        if (qc_config_part_in(name + at, len, " mtp ")) {
             u->group = GROUP_EXTRA;
             return 1;
         }
-        if (number != NONE && word_is(name + word, word_len, stack_words)) {
+        if (number != NONE && qc_config_part_in(name + word, word_len, stack_words)) {
             u->group = GROUP_MAIN;
             u->number = number;
             u->stack = find_stack(m, name, at - 1);
@@ -228,8 +201,9 @@ static qc_status find_places(maker *m, qc_error *err)
             unit u;
             if (!find_place(m, m->names[i], &u))
                 continue;
-            QC_TRY(add_unit(m, &u, err));
-            last = &m->units[m->unit_count - 1];
+            QC_TRY(qc_arena_more(m->arena, &m->units, m->unit_count, err));
+            last = &m->units[m->unit_count];
+            m->units[m->unit_count++] = u;
         }
         m->unit_of[i] = m->unit_count - 1;
         if (last->stack != NONE)
@@ -287,16 +261,16 @@ static group loose_group(const qc_recipe_entry *e, const char *name)
         return GROUP_HEAD;
     for (const char *p = name; *p;) {
         size_t len = strcspn(p, ".");
-        if (word_is(p, len, heads))
+        if (qc_config_part_in(p, len, heads))
             return GROUP_HEAD;
-        if (word_is(p, len, tables))
+        if (qc_config_part_in(p, len, tables))
             return GROUP_EMBEDDING;
         for (size_t k = 0; k + 3 <= len; k++) {
             if (memcmp(p + k, "emb", 3) == 0)
                 return GROUP_EMBEDDING;
             norm |= k + 4 <= len && memcmp(p + k, "norm", 4) == 0;
         }
-        norm |= word_is(p, len, " ln_f ");
+        norm |= qc_config_part_in(p, len, " ln_f ");
         p += len + (p[len] == '.');
     }
     if (e->role == QC_ROLE_EMBEDDING)
@@ -452,48 +426,23 @@ static qc_status build(maker *m, qc_error *err)
     return QC_OK;
 }
 
-static qc_status assign(maker *m, qc_error *err)
-{
-    QC_TRY(qc_arena_array(m->arena, &m->out->of_tensor, m->count, err));
-    m->out->tensor_count = m->count;
-    for (uint32_t i = 0; i < m->count; i++) {
-        uint32_t segment = 0;
-        if (m->unit_of[i] != NONE) {
-            const unit *u = &m->units[m->unit_of[i]];
-            segment = u->stack != NONE ? u->segment : m->segment_of_group[u->group];
-        } else if (m->groups[i] != GROUP_UNKNOWN) {
-            segment = m->segment_of_group[m->groups[i]];
-        }
-        m->out->of_tensor[m->order[i]] = segment;
-    }
-    return QC_OK;
-}
-
 /* ---- modules ---- */
 
 typedef struct {
-    const char *path; /* NULL: at (name, len) */
-    const char *name;
+    const char *name; /* the path is len bytes of it */
     size_t len;
     uint32_t segment;
 } module_ref;
 
 typedef struct {
     module_ref *rows;
-    uint32_t count, capacity;
+    uint32_t count;
     qc_arena *arena;
 } module_list;
 
 static qc_status add_module(module_list *l, const module_ref *r, qc_error *err)
 {
-    if (l->count == l->capacity) {
-        const module_ref *old = l->rows;
-        uint32_t capacity = l->capacity ? 2 * l->capacity : 256;
-        QC_TRY(qc_arena_array(l->arena, &l->rows, capacity, err));
-        if (l->count)
-            memcpy(l->rows, old, l->count * sizeof *l->rows);
-        l->capacity = capacity;
-    }
+    QC_TRY(qc_arena_more(l->arena, &l->rows, l->count, err));
     l->rows[l->count++] = *r;
     return QC_OK;
 }
@@ -538,11 +487,15 @@ static qc_status add_beside(module_list *l, const module_ref *r, qc_scheme schem
     if (!(qc_schemes[scheme].role_tensors & 1u << QC_ROLE_TENSOR_SCB) || r->name[r->len] != '\0' ||
         parent == 0)
         return QC_OK;
-    module_ref more = *r;
-    QC_TRY(qc_arena_printf(l->arena, &more.path, err, "%.*s.SCB", (int)parent, r->name));
-    QC_TRY(add_module(l, &more, err));
-    QC_TRY(qc_arena_printf(l->arena, &more.path, err, "%.*s.weight_format", (int)parent, r->name));
-    return add_module(l, &more, err);
+    static const char *const tails[] = {"SCB", "weight_format"};
+    for (int i = 0; i < 2; i++) {
+        module_ref more = {.segment = r->segment};
+        QC_TRY(
+            qc_arena_printf(l->arena, &more.name, err, "%.*s.%s", (int)parent, r->name, tails[i]));
+        more.len = strlen(more.name);
+        QC_TRY(add_module(l, &more, err));
+    }
+    return QC_OK;
 }
 
 static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_t last,
@@ -552,8 +505,8 @@ static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_
     for (uint32_t i = first; i <= last; i++) {
         if (row.name && is_below(m->names[i], row.name, row.len))
             continue;
-        row = (module_ref){NULL, m->names[i], own_path(m, i, first, last),
-                           m->out->of_tensor[m->order[i]]};
+        row =
+            (module_ref){m->names[i], own_path(m, i, first, last), m->out->of_tensor[m->order[i]]};
         if (row.len == 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "tensor '%.*s' has the name of a module whose other tensors lie in several "
@@ -575,7 +528,7 @@ static qc_status add_empty(module_list *l, const char *path, uint32_t segment, q
         if (is_below(path, r->name, r->len) || is_below(r->name, path, len))
             return QC_OK;
     }
-    return add_module(l, &(module_ref){path, "", 0, segment}, err);
+    return add_module(l, &(module_ref){path, len, segment}, err);
 }
 
 /* Adds rotary tables, a tied head, and a table that is stored as the head it is tied to. */
@@ -598,27 +551,7 @@ static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
     uint32_t head = m->segment_of_group[GROUP_HEAD];
     if (head == NONE || !m->geometry->decoder || has_head_weight(m))
         return QC_OK;
-    return add_empty(l, qc_rules_hidden_head(c.model_type), head, err);
-}
-
-static qc_status hand_out(maker *m, const module_list *l, qc_error *err)
-{
-    for (uint32_t i = 0; i < l->count; i++)
-        m->out->segments[l->rows[i].segment].module_count++;
-    for (uint32_t s = 0; s < m->out->count; s++) {
-        qc_segment *seg = &m->out->segments[s];
-        QC_TRY(qc_arena_array(m->arena, &seg->modules, seg->module_count, err));
-        seg->module_count = 0;
-    }
-    for (uint32_t i = 0; i < l->count; i++) {
-        const module_ref *r = &l->rows[i];
-        qc_segment *seg = &m->out->segments[r->segment];
-        const char *path = r->path;
-        if (!path)
-            QC_TRY(qc_arena_strndup(m->arena, &path, r->name, r->len, err));
-        seg->modules[seg->module_count++] = path;
-    }
-    return QC_OK;
+    return add_empty(l, qc_type_hidden_head(c.model_type), head, err);
 }
 
 static qc_status make_modules(maker *m, qc_error *err)
@@ -626,7 +559,7 @@ static qc_status make_modules(maker *m, qc_error *err)
     module_list l = {.arena = m->arena};
     for (uint32_t i = 0; i < m->unit_count; i++) {
         const unit *u = &m->units[i];
-        module_ref row = {NULL, u->name, u->len,
+        module_ref row = {u->name, u->len,
                           u->stack != NONE ? u->segment : m->segment_of_group[u->group]};
         QC_TRY(add_module(&l, &row, err));
     }
@@ -641,7 +574,20 @@ static qc_status make_modules(maker *m, qc_error *err)
         QC_TRY(loose_modules(m, &l, first, last, err));
     }
     QC_TRY(empty_modules(m, &l, err));
-    return hand_out(m, &l, err);
+    for (uint32_t i = 0; i < l.count; i++)
+        m->out->segments[l.rows[i].segment].module_count++;
+    for (uint32_t s = 0; s < m->out->count; s++) {
+        qc_segment *seg = &m->out->segments[s];
+        QC_TRY(qc_arena_array(m->arena, &seg->modules, seg->module_count, err));
+        seg->module_count = 0;
+    }
+    for (uint32_t i = 0; i < l.count; i++) {
+        const module_ref *r = &l.rows[i];
+        qc_segment *seg = &m->out->segments[r->segment];
+        QC_TRY(
+            qc_arena_strndup(m->arena, &seg->modules[seg->module_count++], r->name, r->len, err));
+    }
+    return QC_OK;
 }
 
 qc_status qc_segments_make(qc_segments *out, qc_arena *arena, const qc_checkpoint *model,
@@ -661,6 +607,14 @@ qc_status qc_segments_make(qc_segments *out, qc_arena *arena, const qc_checkpoin
     rank_stacks(&m);
     QC_TRY(place_loose(&m, err));
     QC_TRY(build(&m, err));
-    QC_TRY(assign(&m, err));
+    QC_TRY(qc_arena_array(arena, &out->of_tensor, m.count, err));
+    out->tensor_count = m.count;
+    for (uint32_t i = 0; i < m.count; i++) {
+        const unit *u = m.unit_of[i] == NONE ? NULL : &m.units[m.unit_of[i]];
+        const group g = u ? u->group : m.groups[i];
+        out->of_tensor[m.order[i]] = u && u->stack != NONE ? u->segment
+                                     : g == GROUP_UNKNOWN  ? 0
+                                                           : m.segment_of_group[g];
+    }
     return make_modules(&m, err);
 }

@@ -323,7 +323,7 @@ static uint64_t matrices_of(const qc_plan *p, const qc_job *j)
 {
     if (!qc_calibrates(&p->options->calibrate) || !j->stack || !qc_scheme_is_quantized(j->scheme))
         return 0;
-    const int both = qc_expert_names_of(p->model) && qc_ends_with(j->name, QC_EXPERTS_GATE_UP);
+    const int both = qc_experts_names(p->model) && qc_ends_with(j->name, QC_EXPERTS_GATE_UP);
     const uint64_t count = j->dims[0] * (both ? 2 : 1), elems = j->elems / count;
     const uint32_t block = qc_schemes[j->scheme].by_rows ? 1 : j->entry->block_elems;
     return j->elems % count == 0 && elems % block == 0 && j->rows % count == 0 && elems % 2 == 0

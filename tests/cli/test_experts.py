@@ -171,6 +171,19 @@ class Experts(test_forms.Forms):
             self.assertEqual({n: t[:2] for n, t in again.items()}, {n: t[:2] for n, t in tensors.items()})
             self.ok("verify", "-q", "again", "--against", form)
 
+    def test_stacks_in_fp8(self):
+        """--experts stacked does not reach stacks in FP8, whose scales are stacks of floats that look like experts."""
+        tensors = {"model.layers.0.mlp.experts.%s_proj%s" % (name, tail): (dtype, shape, bytes(struct.calcsize(kind) * size))
+                   for name, out in (("gate_up", 256), ("down", 128))
+                   for tail, dtype, kind, shape, size in (("", "F8_E4M3", "b", [2, out, 128], 2 * out * 128),
+                                                          ("_scale_inv", "F32", "f", [2, out // 128, 1], 2 * out // 128))}
+        config = {"model_type": "qwen3_moe", "num_experts": 2,
+                  "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+        self.model(tensors, config)
+        r = self.run_qconv("--to", "nf4", "--experts", "stacked", "m", "x")
+        self.assertEqual(r.returncode, 3, r.stderr)
+        self.assertIn(b"no weight to quantize", r.stderr)
+
     def test_kept(self):
         """Rules name a stack as they name any weight."""
         _, fused = self.both()

@@ -54,7 +54,10 @@ TYPES5 = {
         "conv", "conv", "full_attention", "conv", "full_attention", "conv"]},
     "longcat_flash": {**LATENT, "n_routed_experts": 4, "moe_topk": 2, "ffn_hidden_size": 128,
                       "expert_ffn_hidden_size": 32},
-    "deepseek_v3": LATENT, "gemma4_text": {"vocab_size_per_layer_input": 300,
+    "deepseek_v3": LATENT, "youtu": {k: v for k, v in LATENT.items() if k not in ("n_routed_experts", "n_group", "topk_group",
+                                                                                 "first_k_dense_replace")},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "max_window_layers": 3,
+              "sliding_window": WINDOW}, "gemma4_text": {"vocab_size_per_layer_input": 300,
                                            "hidden_size_per_layer_input": 16},
 }
 NO_CACHE = {"bert": {}, "roberta": {}, "convbert": {"embedding_size": 64}, "electra": {"embedding_size": 64}}

@@ -21,7 +21,7 @@ FAMILIES = {name: {} for name in """llama mistral mixtral qwen2 qwen3 qwen2_moe 
     gpt_oss granite smollm3 olmo2 olmo3 olmoe glm glm4 seed_oss helium gpt2 gpt_neox minimax_m2""".split()}
 FAMILIES |= {
     "deepseek_v2": moe.LATENT | {"num_experts_per_tok": 2}, "deepseek_v3": moe.LATENT,
-    "glm4_moe_lite": moe.LATENT, "deepseek_v32": INDEXED, "glm_moe_dsa": INDEXED, "glm4_moe": {},
+    "glm4_moe_lite": moe.LATENT, "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}, "youtu": moe.LATENT, "deepseek_v32": INDEXED, "glm_moe_dsa": INDEXED, "glm4_moe": {},
     "qwen3_next": LINEAR, "qwen3_5": {"text_config": LINEAR}, "qwen3_5_moe": {"text_config": LINEAR},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 64, "mamba_n_heads": 8,
                          "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1},
