@@ -15,6 +15,11 @@ static inline int qc_ends_with(const char *s, const char *tail)
     return n >= m && memcmp(s + n - m, tail, m) == 0;
 }
 
+static inline int qc_is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
 /* Returns the ending of a noun that is counted: "1 file", "2 files". */
 static inline const char *qc_plural(uint64_t count)
 {

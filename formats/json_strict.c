@@ -279,7 +279,7 @@ static qc_status check_keys(const scanner *s, const qc_json_node *object, size_t
 
 static int is_digit(const scanner *s)
 {
-    return s->p < s->end && *s->p >= '0' && *s->p <= '9';
+    return s->p < s->end && qc_is_digit(*s->p);
 }
 
 static void skip_digits(scanner *s)

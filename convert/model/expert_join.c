@@ -228,12 +228,6 @@ static qc_status add_others(joiner *j, qc_error *err)
     return QC_OK;
 }
 
-static int compare_names(const void *pa, const void *pb)
-{
-    const qc_checkpoint_tensor *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
-
 static qc_status join(joiner *j, qc_error *err)
 {
     qc_checkpoint *c = j->c;
@@ -251,7 +245,7 @@ static qc_status join(joiner *j, qc_error *err)
     if (layers == 0)
         return QC_OK;
     QC_TRY(add_others(j, err));
-    qsort(j->tensors, j->count, sizeof *j->tensors, compare_names);
+    qsort(j->tensors, j->count, sizeof *j->tensors, qc_by_text);
     for (size_t i = 1; i < j->count; i++) {
         if (strcmp(j->tensors[i - 1].name, j->tensors[i].name) == 0)
             QC_FAIL(err, QC_ERR_INPUT,

@@ -379,12 +379,6 @@ static qc_status add_plain(splitter *s, const qc_checkpoint_tensor *t, qc_error 
                            s->names->router);
 }
 
-static int compare_names(const void *pa, const void *pb)
-{
-    const qc_checkpoint_tensor *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
-
 /* Is t a stack of experts, or are the experts' matrices laid end to end (dbrx)? granitemoe and
  * jetmoe call theirs input_linear and output_linear. */
 static int is_stack(const qc_checkpoint_tensor *t)
@@ -440,7 +434,7 @@ static qc_status split(splitter *s, qc_error *err)
                : experts ? add_fused(s, t, &fused, err)
                          : add_plain(s, t, err));
     }
-    qsort(s->tensors, s->count, sizeof *s->tensors, compare_names);
+    qsort(s->tensors, s->count, sizeof *s->tensors, qc_by_text);
     for (size_t i = 1; i < s->count; i++) {
         if (strcmp(s->tensors[i - 1].name, s->tensors[i].name) == 0)
             QC_FAIL(err, QC_ERR_INPUT,
