@@ -41,6 +41,8 @@ int qc_is_plain_path(const char *path);
 
 /* Compares two texts, or two structs whose first member is a text; for qsort and bsearch. */
 int qc_by_text(const void *a, const void *b);
+/* The same for pointers to such structs. */
+int qc_by_text_behind(const void *a, const void *b);
 /* Returns the index of the first element of an array sorted so that has the same text as the one
  * before it, or 0 if there is none. */
 size_t qc_find_twice(const void *sorted, size_t count, size_t bytes_each);
