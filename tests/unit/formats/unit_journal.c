@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "formats/file_io.h"
+#include "formats/text_file.h"
 #include "formats/journal.h"
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/test.h"
