@@ -9,8 +9,8 @@
 #include "base/arena.h"
 #include "base/random.h"
 #include "formats/file_io.h"
-#include "formats/text_file.h"
 #include "formats/json_writer.h"
+#include "formats/text_file.h"
 #include "tests/fixtures/st_header.h"
 
 #include <inttypes.h>

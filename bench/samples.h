@@ -6,8 +6,8 @@
 #include "base/random.h"
 #include "base/strbuf.h"
 #include "formats/file_io.h"
-#include "formats/text_file.h"
 #include "formats/json_writer.h"
+#include "formats/text_file.h"
 
 #include <math.h>
 #include <stdint.h>

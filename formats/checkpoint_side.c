@@ -309,7 +309,7 @@ void qc_checkpoint_judge_kind(qc_checkpoint *c)
              : c->file_count > 0 && has_prefix(qc_last_name(c->files[0].name), diffusers);
     c->stem = is_diffusers ? diffusers : QC_CHECKPOINT_STEM;
     for (size_t i = 0; i < c->tensor_count; i++) {
-        /* Names that peft and diffusers give: "...lora_A.weight", "...lora.up.weight", "...alpha". */
+        /* peft and diffusers say "...lora_A.weight", "...lora.up.weight" and "...alpha". */
         const char *name = c->tensors[i].name;
         of_adapter += strstr(name, ".lora") || has_prefix(name, "lora") || strstr(name, ".hada_") ||
                       strstr(name, "dora_scale") || qc_ends_with(name, ".alpha");

@@ -3,8 +3,8 @@
 #include "kernels/cuda_library.h"
 
 #include "base/alloc.h"
+#include "base/workers.h"
 
-#include <pthread.h>
 #include <stdio.h>
 
 /* The few values of cublas_api.h and library_types.h that are needed; CUDA 11, 12 and 13 have the
@@ -92,10 +92,7 @@ qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
     *out = NULL;
     QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
-    if (pthread_mutex_init(&c->lock, NULL) != 0) {
-        st = QC_ERROR(err, QC_ERR_NOMEM, "a mutex could not be made");
-        goto failed;
-    }
+    QC_TRY_GOTO(st, failed, qc_lock_init(&c->lock, NULL, err));
     c->lock_made = 1;
     QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cublasCreate", err));
     QC_TRY_GOTO(st, failed,
