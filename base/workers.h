@@ -44,8 +44,8 @@ QC_NODISCARD qc_status qc_check_stopped(const qc_team *team, qc_error *err);
 /* Returns QC_ERR_INTERRUPTED, with its message, once the process was interrupted; else QC_OK. */
 QC_NODISCARD qc_status qc_check_interrupted(qc_error *err);
 
-/* Makes a lock and, unless it is NULL, a condition for qc_cond_wait_briefly; changes of the system's
- * clock do not affect its time-out. After a failure (QC_ERR_NOMEM) there is neither. */
+/* Makes a lock and, unless it is NULL, a condition for qc_cond_wait_briefly; changes of the
+ * system's clock do not affect its time-out. After a failure (QC_ERR_NOMEM) there is neither. */
 QC_NODISCARD qc_status qc_lock_init(pthread_mutex_t *lock, pthread_cond_t *cond, qc_error *err);
 void qc_lock_deinit(pthread_mutex_t *lock, pthread_cond_t *cond);
 /* Waits on a condition of qc_lock_init for at most 50 ms. An interrupt comes from a signal handler,
