@@ -83,9 +83,6 @@ QC_NODISCARD qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a,
 QC_NODISCARD qc_status qc_cusolver_solve(qc_cusolver *c, uint64_t n, const double *factor,
                                          uint64_t count, double *x, qc_cuda_stream s,
                                          qc_error *err);
-/* Gives the bytes of device memory that factor's workspace takes at most, as the library says. */
-QC_NODISCARD qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes,
-                                                qc_error *err);
 
 /* ---- inside kernels/ only ---- */
 

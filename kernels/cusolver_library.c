@@ -124,33 +124,18 @@ const char *qc_cusolver_name(const qc_cusolver *c)
     return c->name;
 }
 
-static qc_status workspaces(qc_cusolver *c, uint64_t n, const double *a, size_t *device,
-                            size_t *host, qc_error *err)
-{
-    *device = *host = 0;
-    return check(c->f.factor_bytes(c->handle, c->params, FILL_LOWER, (int64_t)n, TYPE_64F, a,
-                                   (int64_t)n, TYPE_64F, device, host),
-                 "cusolverDnXpotrf_bufferSize", err);
-}
-
-qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes, qc_error *err)
-{
-    size_t device, host;
-    QC_TRY(workspaces(c, n, NULL, &device, &host, err));
-    *bytes = device;
-    return QC_OK;
-}
-
 qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists, qc_cuda_stream s,
                              qc_error *err)
 {
-    size_t device_bytes, host_bytes;
+    size_t device_bytes = 0, host_bytes = 0;
     void *device = NULL, *host = NULL;
     int info = 0, started = 0;
     qc_status st;
     *exists = 0;
     QC_TRY(check(c->f.set_stream(c->handle, s), "cusolverDnSetStream", err));
-    QC_TRY(workspaces(c, n, a, &device_bytes, &host_bytes, err));
+    QC_TRY(check(c->f.factor_bytes(c->handle, c->params, FILL_LOWER, (int64_t)n, TYPE_64F, a,
+                                   (int64_t)n, TYPE_64F, &device_bytes, &host_bytes),
+                 "cusolverDnXpotrf_bufferSize", err));
     QC_TRY_GOTO(st, done, qc_cuda_malloc(&device, device_bytes ? device_bytes : 1, err));
     QC_TRY_GOTO(st, done, qc_calloc(&host, host_bytes ? host_bytes : 1, 1, err));
     started = 1;

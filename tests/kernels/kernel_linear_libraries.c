@@ -108,8 +108,6 @@ TEST(test_factor_and_solve)
         }
     qd_buffer da = qd_new_from(upper, N * N * 8, 8), dx = qd_new_from(x, COUNT * N * 8, 8);
     int exists = 0;
-    uint64_t bytes = 0;
-    QD_OK(qc_cusolver_factor_bytes(c, N, &bytes, &qd.err));
     QD_OK(qc_cusolver_factor(c, N, da.p, &exists, qd.stream, &qd.err));
     QT_CHECK(exists, "no factor");
     QD_OK(qc_cusolver_solve(c, N, da.p, COUNT, dx.p, qd.stream, &qd.err));
