@@ -58,6 +58,8 @@ int qc_dtype_is_integer(qc_dtype t);
 /* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where PyTorch has no such
  * type. */
 QC_API const char *qc_dtype_torch_name(qc_dtype t);
+/* Returns the type that PyTorch calls so; QC_DTYPE_COUNT if there is none. */
+qc_dtype qc_dtype_from_torch_name(const char *name);
 
 /* Count the elements and the bytes of a tensor, with all products checked. ndim 0 is a scalar (1
  * element). It is QC_ERR_USAGE where a pointer is NULL (dims may be NULL for a scalar);
