@@ -46,32 +46,24 @@ int qc_dtype_is_integer(qc_dtype t)
            t == QC_DTYPE_U64;
 }
 
+static const char *const torch_names[QC_DTYPE_COUNT] = {
+    [QC_DTYPE_F64] = "float64",   [QC_DTYPE_F32] = "float32", [QC_DTYPE_F16] = "float16",
+    [QC_DTYPE_BF16] = "bfloat16", [QC_DTYPE_U8] = "uint8",    [QC_DTYPE_I8] = "int8",
+    [QC_DTYPE_I16] = "int16",     [QC_DTYPE_I32] = "int32",   [QC_DTYPE_I64] = "int64",
+    [QC_DTYPE_BOOL] = "bool",
+};
+
 const char *qc_dtype_torch_name(qc_dtype t)
 {
-    switch ((int)t) {
-    case QC_DTYPE_F64:
-        return "float64";
-    case QC_DTYPE_F32:
-        return "float32";
-    case QC_DTYPE_F16:
-        return "float16";
-    case QC_DTYPE_BF16:
-        return "bfloat16";
-    case QC_DTYPE_U8:
-        return "uint8";
-    case QC_DTYPE_I8:
-        return "int8";
-    case QC_DTYPE_I16:
-        return "int16";
-    case QC_DTYPE_I32:
-        return "int32";
-    case QC_DTYPE_I64:
-        return "int64";
-    case QC_DTYPE_BOOL:
-        return "bool";
-    default:
-        return NULL;
-    }
+    return (unsigned)t < QC_DTYPE_COUNT ? torch_names[t] : NULL;
+}
+
+qc_dtype qc_dtype_from_torch_name(const char *name)
+{
+    int t = 0;
+    while (t < QC_DTYPE_COUNT && (!torch_names[t] || strcmp(torch_names[t], name) != 0))
+        t++;
+    return (qc_dtype)t;
 }
 
 qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems, qc_error *err)

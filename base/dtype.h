@@ -58,6 +58,8 @@ int qc_dtype_is_integer(qc_dtype t);
 /* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where PyTorch has no such
  * type. */
 QC_API const char *qc_dtype_torch_name(qc_dtype t);
+/* Returns the type that PyTorch calls so; QC_DTYPE_COUNT if there is none. */
+qc_dtype qc_dtype_from_torch_name(const char *name);
 
 /* Is it one of the 8-bit floats that weights are released in? */
 static inline int qc_dtype_is_fp8(qc_dtype t)

@@ -34,6 +34,11 @@ int qc_by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+int qc_by_text_behind(const void *a, const void *b)
+{
+    return qc_by_text(*(const void *const *)a, *(const void *const *)b);
+}
+
 size_t qc_find_twice(const void *sorted, size_t count, size_t bytes_each)
 {
     const char *at = sorted;

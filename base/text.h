@@ -15,6 +15,11 @@ static inline int qc_ends_with(const char *s, const char *tail)
     return n >= m && memcmp(s + n - m, tail, m) == 0;
 }
 
+static inline int qc_is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
 /* Returns the ending of a noun that is counted: "1 file", "2 files". */
 static inline const char *qc_plural(uint64_t count)
 {
@@ -36,6 +41,8 @@ int qc_is_plain_path(const char *path);
 
 /* Compares two texts, or two structs whose first member is a text; for qsort and bsearch. */
 int qc_by_text(const void *a, const void *b);
+/* The same for pointers to such structs. */
+int qc_by_text_behind(const void *a, const void *b);
 /* Returns the index of the first element of an array sorted so that has the same text as the one
  * before it, or 0 if there is none. */
 size_t qc_find_twice(const void *sorted, size_t count, size_t bytes_each);

@@ -114,12 +114,12 @@ qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *er
     qc_team team = {.fn = fn, .ctx = ctx, .first_status = QC_OK};
     team_member *members = NULL;
     QC_TRY(qc_calloc(&members, threads, sizeof *members, err));
-    if (pthread_mutex_init(&team.lock, NULL) != 0) {
-        qc_free(members);
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    }
     unsigned started = 1;
-    qc_status created = QC_OK;
+    qc_status created = qc_lock_init(&team.lock, NULL, err);
+    if (created != QC_OK) {
+        qc_free(members);
+        return created;
+    }
     for (unsigned i = 0; i < threads; i++) {
         members[i].team = &team;
         members[i].index = i;
@@ -148,17 +148,29 @@ qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *er
     return team.first_status;
 }
 
-int qc_cond_init(pthread_cond_t *cond)
+qc_status qc_lock_init(pthread_mutex_t *lock, pthread_cond_t *cond, qc_error *err)
 {
     pthread_condattr_t attr;
-    int e = pthread_condattr_init(&attr);
-    if (e != 0)
-        return e;
-    e = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    if (pthread_mutex_init(lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
+    int e = cond ? pthread_condattr_init(&attr) : 0;
+    if (cond && e == 0) {
+        e = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        if (e == 0)
+            e = pthread_cond_init(cond, &attr);
+        (void)pthread_condattr_destroy(&attr);
+    }
     if (e == 0)
-        e = pthread_cond_init(cond, &attr);
-    (void)pthread_condattr_destroy(&attr);
-    return e;
+        return QC_OK;
+    pthread_mutex_destroy(lock);
+    QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
+}
+
+void qc_lock_deinit(pthread_mutex_t *lock, pthread_cond_t *cond)
+{
+    if (cond)
+        pthread_cond_destroy(cond);
+    pthread_mutex_destroy(lock);
 }
 
 void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock)
@@ -176,19 +188,12 @@ void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock)
 qc_status qc_turnstile_init(qc_turnstile *t, uint64_t first, qc_error *err)
 {
     t->next = first;
-    if (pthread_mutex_init(&t->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    if (qc_cond_init(&t->moved) != 0) {
-        pthread_mutex_destroy(&t->lock);
-        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
-    }
-    return QC_OK;
+    return qc_lock_init(&t->lock, &t->moved, err);
 }
 
 void qc_turnstile_deinit(qc_turnstile *t)
 {
-    pthread_cond_destroy(&t->moved);
-    pthread_mutex_destroy(&t->lock);
+    qc_lock_deinit(&t->lock, &t->moved);
 }
 
 qc_status qc_turnstile_wait(qc_turnstile *t, uint64_t turn, const qc_team *team, qc_error *err)

@@ -44,10 +44,11 @@ QC_NODISCARD qc_status qc_check_stopped(const qc_team *team, qc_error *err);
 /* Returns QC_ERR_INTERRUPTED, with its message, once the process was interrupted; else QC_OK. */
 QC_NODISCARD qc_status qc_check_interrupted(qc_error *err);
 
-/* Initialises a condition for qc_cond_wait_briefly; changes of the system's clock do not affect its
- * time-out. Returns 0, or another value on failure. */
-int qc_cond_init(pthread_cond_t *cond);
-/* Waits on a condition of qc_cond_init for at most 50 ms. An interrupt comes from a signal handler,
+/* Makes a lock and, unless it is NULL, a condition for qc_cond_wait_briefly; changes of the
+ * system's clock do not affect its time-out. After a failure (QC_ERR_NOMEM) there is neither. */
+QC_NODISCARD qc_status qc_lock_init(pthread_mutex_t *lock, pthread_cond_t *cond, qc_error *err);
+void qc_lock_deinit(pthread_mutex_t *lock, pthread_cond_t *cond);
+/* Waits on a condition of qc_lock_init for at most 50 ms. An interrupt comes from a signal handler,
  * which cannot signal a condition, so whoever waits must look at qc_team_stopped() between such
  * short waits. */
 void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock);

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "formats/file_io.h"
 #include "formats/json_writer.h"
+#include "formats/text_file.h"
 #include "tests/fixtures/st_header.h"
 
 #include <inttypes.h>

@@ -7,6 +7,7 @@
 #include "base/strbuf.h"
 #include "formats/file_io.h"
 #include "formats/json_writer.h"
+#include "formats/text_file.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -47,15 +47,6 @@ static const char *bare(const char *name)
 
 /* ---- sorting the tensors ---- */
 
-static const tail_row *tail_of(const char *name)
-{
-    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
-        if (qc_ends_with(name, tails[i].tail))
-            return &tails[i];
-    }
-    return NULL;
-}
-
 static qc_status add_whole(qc_adapter *a, uint32_t i, qc_error *err)
 {
     const char *name = bare(qc_adapter_tensor_name(a, i));
@@ -103,8 +94,10 @@ static qc_status sort_tensors(qc_adapter *a, qc_error *err)
     QC_TRY(qc_arena_array(&a->arena, &a->wholes, w->tensor_count, err));
     for (uint32_t i = 0; i < w->tensor_count; i++) {
         const qc_checkpoint_tensor *t = &w->tensors[i];
-        const tail_row *tail = tail_of(t->name);
-        if (tail) {
+        const tail_row *tail = tails, *end = tails + sizeof tails / sizeof *tails;
+        while (tail < end && !qc_ends_with(t->name, tail->tail))
+            tail++;
+        if (tail < end) {
             QC_TRY(add_part(a, i, tail, err));
             if (!qc_dtype_is_quantizable(t->dtype) || t->dtype == QC_DTYPE_F64)
                 QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' is %s; expected F32, F16 or BF16",
@@ -171,25 +164,16 @@ static qc_status check_module(const qc_adapter *a, const qc_adapter_config *c, q
 
 /* ---- opening ---- */
 
-static qc_status find_weights(qc_adapter *a, const char **path, qc_error *err)
+static qc_status open_files(qc_adapter *a, qc_adapter_config *c, const char *path, qc_error *err)
 {
-    const char *torch = NULL;
-    qc_path_kind kind = QC_PATH_MISSING, of_torch = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(&a->arena, path, a->path, WEIGHTS_NAME, err));
-    QC_TRY(qc_path_stat(*path, &kind, NULL, err));
-    if (kind == QC_PATH_FILE)
-        return QC_OK;
-    QC_TRY(qc_path_join(&a->arena, &torch, a->path, TORCH_NAME, err));
-    QC_TRY(qc_path_stat(torch, &of_torch, NULL, err));
-    if (of_torch == QC_PATH_FILE)
-        return qc_checkpoint_refuse_torch(a->path, "'" TORCH_NAME "'", err);
-    QC_FAIL(err, QC_ERR_INPUT, "there is no " WEIGHTS_NAME);
-}
-
-static qc_status open_files(qc_adapter *a, qc_adapter_config *c, qc_error *err)
-{
-    const char *config = NULL, *weights = NULL;
+    const char *config = NULL, *weights = NULL, *torch = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_arena_strdup(&a->arena, &a->path, path, err));
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    QC_TRY(qc_arena_strndup(&a->arena, &a->name, path, len, err));
+    a->name = qc_last_name(a->name);
     QC_TRY(qc_path_stat(a->path, &kind, NULL, err));
     if (kind != QC_PATH_DIR)
         QC_FAIL(err, QC_ERR_INPUT,
@@ -204,25 +188,18 @@ static qc_status open_files(qc_adapter *a, qc_adapter_config *c, qc_error *err)
                 ", which peft writes beside an adapter's weights");
     QC_TRY(qc_adapter_config_read(c, &a->arena, config, err));
     a->fan_in_fan_out = c->fan_in_fan_out;
-    QC_TRY(find_weights(a, &weights, err));
+    QC_TRY(qc_path_join(&a->arena, &weights, a->path, WEIGHTS_NAME, err));
+    QC_TRY(qc_path_stat(weights, &kind, NULL, err));
+    if (kind != QC_PATH_FILE) {
+        QC_TRY(qc_path_join(&a->arena, &torch, a->path, TORCH_NAME, err));
+        QC_TRY(qc_path_stat(torch, &kind, NULL, err));
+        if (kind == QC_PATH_FILE)
+            return qc_checkpoint_refuse_torch(a->path, "'" TORCH_NAME "'", err);
+        QC_FAIL(err, QC_ERR_INPUT, "there is no " WEIGHTS_NAME);
+    }
     QC_TRY(qc_checkpoint_open(&a->weights, weights, err));
     QC_TRY(qc_digest_file(&a->config_digest, config, err));
     return qc_digest_file(&a->weights_digest, weights, err);
-}
-
-static qc_status fill(qc_adapter *a, qc_adapter_config *c, const char *path, qc_error *err)
-{
-    QC_TRY(qc_arena_strdup(&a->arena, &a->path, path, err));
-    size_t len = strlen(path);
-    while (len > 1 && path[len - 1] == '/')
-        len--;
-    QC_TRY(qc_arena_strndup(&a->arena, &a->name, path, len, err));
-    a->name = qc_last_name(a->name);
-    QC_TRY(open_files(a, c, err));
-    QC_TRY(sort_tensors(a, err));
-    for (size_t i = 0; i < a->module_count; i++)
-        QC_TRY(check_module(a, c, &a->modules[i], err));
-    return QC_OK;
 }
 
 qc_status qc_adapter_open(qc_adapter **out, const char *path, qc_error *err)
@@ -232,7 +209,11 @@ qc_status qc_adapter_open(qc_adapter **out, const char *path, qc_error *err)
     *out = NULL;
     QC_TRY(qc_calloc(&a, 1, sizeof *a, err));
     qc_arena_init(&a->arena);
-    qc_status st = fill(a, &config, path, err);
+    qc_status st = open_files(a, &config, path, err);
+    if (st == QC_OK)
+        st = sort_tensors(a, err);
+    for (size_t i = 0; st == QC_OK && i < a->module_count; i++)
+        st = check_module(a, &config, &a->modules[i], err);
     qc_adapter_config_deinit(&config);
     if (st != QC_OK) {
         if (err && strncmp(err->msg, path, strlen(path)) != 0)

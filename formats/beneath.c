@@ -46,35 +46,21 @@ static qc_status fail(qc_error *err, const qc_file *root, const char *name, cons
                                                : strerror(errno));
 }
 
+/* Closes what was opened, if it was; errno stays. */
+static void close_quietly(int fd)
+{
+    int e = errno;
+    if (fd >= 0)
+        (void)close(fd);
+    errno = e;
+}
+
 /* ---- opening folders ------------------------------------------------------------------------ */
 
 /* A name must not lead out of the root, whatever manifest it comes from. */
 static int is_plain_name(const char *name)
 {
     return strlen(name) < PATH_MAX && qc_is_plain_path(name);
-}
-
-static int open_stepwise(int root, const char *folder, int flags)
-{
-    int at = openat(root, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    while (at >= 0 && *folder) {
-        char name[NAME_MAX + 1];
-        size_t n = strcspn(folder, "/");
-        int next = -1;
-        if (n > NAME_MAX) {
-            errno = ENAMETOOLONG;
-        } else {
-            memcpy(name, folder, n);
-            name[n] = '\0';
-            folder += n + (folder[n] == '/');
-            next = openat(at, name, FOLDER_FLAGS | (*folder ? O_PATH : flags));
-        }
-        int e = errno;
-        (void)close(at);
-        errno = e;
-        at = next;
-    }
-    return at;
 }
 
 /* Opens a folder beneath root ("" is root itself). Returns -1 and sets errno: ELOOP or ENOTDIR
@@ -95,7 +81,23 @@ static int open_folder(const qc_file *root, const char *folder, int flags)
         if (errno == ENOSYS || errno == EPERM) /* sandboxes that do not know it say EPERM */
             atomic_store(&openat2_missing, 1);
     }
-    return open_stepwise(root->fd, folder, flags);
+    int at = openat(root->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    while (at >= 0 && *folder) {
+        char name[NAME_MAX + 1];
+        size_t n = strcspn(folder, "/");
+        int next = -1;
+        if (n > NAME_MAX) {
+            errno = ENAMETOOLONG;
+        } else {
+            memcpy(name, folder, n);
+            name[n] = '\0';
+            folder += n + (folder[n] == '/');
+            next = openat(at, name, FOLDER_FLAGS | (*folder ? O_PATH : flags));
+        }
+        close_quietly(at);
+        at = next;
+    }
+    return at;
 }
 
 /* Opens the folder that holds name; *last is what name is called in it. */
@@ -137,14 +139,6 @@ const char *qc_entry_text(qc_entry_kind kind)
     return texts[kind];
 }
 
-static qc_entry_kind kind_of(mode_t mode)
-{
-    return S_ISREG(mode)   ? QC_ENTRY_FILE
-           : S_ISDIR(mode) ? QC_ENTRY_FOLDER
-           : S_ISLNK(mode) ? QC_ENTRY_LINK
-                           : QC_ENTRY_OTHER;
-}
-
 /* Finds what keeps name from being reached: the first component on its way that is not a folder. */
 static qc_status find_block(const qc_file *root, const char *name, qc_entry *out, qc_error *err)
 {
@@ -170,21 +164,21 @@ qc_status qc_beneath_look(const qc_file *root, const char *name, qc_entry *out, 
     *out = (qc_entry){.kind = QC_ENTRY_MISSING};
     int at = open_holder(root, name, &leaf);
     int found = at >= 0 && fstatat(at, leaf, &s, AT_SYMLINK_NOFOLLOW) == 0;
-    int e = found ? 0 : errno;
-    if (at >= 0)
-        (void)close(at);
+    close_quietly(at);
     if (found) {
-        out->kind = kind_of(s.st_mode);
+        out->kind = S_ISREG(s.st_mode)   ? QC_ENTRY_FILE
+                    : S_ISDIR(s.st_mode) ? QC_ENTRY_FOLDER
+                    : S_ISLNK(s.st_mode) ? QC_ENTRY_LINK
+                                         : QC_ENTRY_OTHER;
         if (out->kind == QC_ENTRY_FILE) {
             out->bytes = (uint64_t)s.st_size;
             out->disk_bytes = (uint64_t)s.st_blocks * 512;
         }
         return QC_OK;
     }
-    errno = e;
-    if (e == ELOOP || e == ENOTDIR)
+    if (errno == ELOOP || errno == ENOTDIR)
         return find_block(root, name, out, err);
-    return e == ENOENT ? QC_OK : fail(err, root, name, "cannot be examined");
+    return errno == ENOENT ? QC_OK : fail(err, root, name, "cannot be examined");
 }
 
 qc_status qc_beneath_look_once(const char *path, const char *name, qc_entry *out, qc_error *err)
@@ -206,8 +200,7 @@ int qc_beneath_open_fd(const qc_file *root, const char *name)
     const char *leaf = NULL;
     int at = open_holder(root, name, &leaf);
     int fd = at < 0 ? -1 : openat(at, leaf, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (at >= 0)
-        (void)close(at);
+    close_quietly(at);
     return fd;
 }
 
@@ -247,15 +240,11 @@ static qc_status make_one(const qc_file *root, const char *folder, qc_error *err
     int at = errno == ENOENT ? open_holder(root, folder, &leaf) : -1;
     if (at < 0)
         return fail(err, root, folder, "could not be made");
-    int made = mkdirat(at, leaf, 0777) == 0, e = errno;
-    (void)close(at);
-    errno = e;
-    if (!made && e != EEXIST)
+    int made = mkdirat(at, leaf, 0777) == 0;
+    close_quietly(at);
+    if (!made && (errno != EEXIST || (there = open_folder(root, folder, O_PATH)) < 0))
         return fail(err, root, folder, "could not be made");
-    if (!made && (there = open_folder(root, folder, O_PATH)) < 0)
-        return fail(err, root, folder, "could not be made");
-    if (there >= 0)
-        (void)close(there); /* another process made it */
+    close_quietly(there); /* another process made it */
     size_t n = leaf > folder ? (size_t)(leaf - folder) - 1 : 0;
     memcpy(holder, folder, n);
     holder[n] = '\0';
@@ -290,10 +279,8 @@ qc_status qc_beneath_rename(const qc_file *root, const char *from, const char *t
         if (target < 0 || renameat(source, old, target, new) != 0)
             e = errno;
     }
-    if (source >= 0)
-        (void)close(source);
-    if (target >= 0)
-        (void)close(target);
+    close_quietly(source);
+    close_quietly(target);
     if (!e)
         return QC_OK;
     char what[64 + PATH_MAX];
@@ -307,9 +294,7 @@ qc_status qc_beneath_remove(const qc_file *root, const char *name, qc_error *err
     const char *leaf = NULL;
     int at = open_holder(root, name, &leaf);
     int e = at >= 0 && unlinkat(at, leaf, 0) == 0 ? 0 : errno;
-    if (at >= 0)
-        (void)close(at);
-    errno = e;
+    close_quietly(at);
     if (e && e != ENOENT && (at >= 0 || (e != ELOOP && e != ENOTDIR)))
         return fail(err, root, name, "could not be removed");
     return QC_OK;
@@ -327,8 +312,7 @@ void qc_beneath_remove_empty(const qc_file *root, const char *name)
         *slash = '\0';
         int at = open_holder(root, folder, &leaf);
         int gone = at >= 0 && unlinkat(at, leaf, AT_REMOVEDIR) == 0;
-        if (at >= 0)
-            (void)close(at);
+        close_quietly(at);
         if (!gone)
             return;
     }
@@ -340,10 +324,8 @@ void qc_beneath_remove_empty(const qc_file *root, const char *name)
 static DIR *list_folder(int at)
 {
     DIR *dir = at < 0 ? NULL : fdopendir(at);
-    int e = errno;
-    if (!dir && at >= 0)
-        (void)close(at);
-    errno = e;
+    if (!dir)
+        close_quietly(at);
     return dir;
 }
 
@@ -446,8 +428,7 @@ void qc_beneath_clear(const qc_file *root, const char *folder, int (*stay)(const
     const char *leaf = NULL;
     clear_at(open_folder(root, folder, O_RDONLY), stay, 0);
     int at = stay ? -1 : open_holder(root, folder, &leaf);
-    if (at >= 0) {
+    if (at >= 0)
         (void)unlinkat(at, leaf, AT_REMOVEDIR);
-        (void)close(at);
-    }
+    close_quietly(at);
 }

@@ -125,14 +125,10 @@ static qc_status read_dtype(qc_bnb_state *s, const qc_json_node *n, qc_error *er
 {
     const char *name = NULL;
     QC_TRY(qc_json_as_string(n, "dtype", &name, err));
-    for (int i = 0; i < QC_DTYPE_COUNT; i++) {
-        const char *torch_name = qc_dtype_torch_name((qc_dtype)i);
-        if (torch_name && strcmp(torch_name, name) == 0) {
-            s->source_dtype = (qc_dtype)i;
-            return QC_OK;
-        }
-    }
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype: expected one that torch has, found '%s'", name);
+    s->source_dtype = qc_dtype_from_torch_name(name);
+    if (s->source_dtype == QC_DTYPE_COUNT)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype: expected one that torch has, found '%s'", name);
+    return QC_OK;
 }
 
 static qc_status read_shape(qc_bnb_state *s, const qc_json_node *n, qc_error *err)

@@ -142,18 +142,6 @@ static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
     return QC_OK;
 }
 
-static qc_status check_total_size(qc_checkpoint *c, const qc_checkpoint_index *index, qc_error *err)
-{
-    /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
-    if (!index->has_total_size || index->total_size == (double)c->tensor_bytes)
-        return QC_OK;
-    return qc_checkpoint_warn(c, err,
-                              "%s says total_size %.0f, the tensors have %" PRIu64
-                              " bytes; the files "
-                              "are believed",
-                              index->file_name, index->total_size, c->tensor_bytes);
-}
-
 /* ---- a folder with a manifest ---- */
 
 static void tensor_at(const void *ctx, size_t i, qc_header_tensor *out)
@@ -177,10 +165,8 @@ static qc_status check_manifest(const qc_checkpoint *c, const qc_tree_file *tree
     qc_arena arena;
     qc_manifest m;
     qc_error trouble = {0};
-    size_t i = 0;
-    while (i < tree_count && strcmp(tree[i].path, QC_MANIFEST_NAME) != 0)
-        i++;
-    if (i == tree_count)
+    const char *name = QC_MANIFEST_NAME;
+    if (!bsearch(&name, tree, tree_count, sizeof *tree, qc_by_text))
         return QC_OK;
     qc_arena_init(&arena);
     qc_status st = qc_manifest_load(&m, &arena, c->path, &trouble);
@@ -219,7 +205,13 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     QC_TRY(check_manifest(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_find_side(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_read_config(c, err));
-    return has_index ? check_total_size(c, &index, err) : QC_OK;
+    /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
+    if (!has_index || !index.has_total_size || index.total_size == (double)c->tensor_bytes)
+        return QC_OK;
+    return qc_checkpoint_warn(c, err,
+                              "%s says total_size %.0f, the tensors have %" PRIu64
+                              " bytes; the files are believed",
+                              index.file_name, index.total_size, c->tensor_bytes);
 }
 
 static qc_status open_single(qc_checkpoint *c, qc_error *err)
@@ -320,19 +312,6 @@ void qc_checkpoint_close(qc_checkpoint *c)
 
 /* ---- shapes only ---- */
 
-static qc_status take_config(qc_checkpoint *c, const char *text, size_t len, qc_error *err)
-{
-    void *v = NULL;
-    QC_TRY(qc_json_parse(&c->config, text, len, QC_JSON_PYTHON, err));
-    QC_TRY(qc_json_expect(qc_json_root(c->config), QC_JSON_OBJECT, "text", err));
-    QC_TRY(qc_malloc(&v, len + 1, err));
-    c->config_text = v;
-    memcpy(c->config_text, text, len);
-    c->config_text[len] = '\0';
-    c->config_len = len;
-    return QC_OK;
-}
-
 static qc_status take_tensors(qc_checkpoint *c, const qc_checkpoint_tensor *tensors, size_t count,
                               qc_error *err)
 {
@@ -367,11 +346,16 @@ qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
     QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     qc_arena_init(&c->arena);
     c->is_dir = 1;
+    qc_strbuf text;
+    qc_strbuf_init(&text, config_len);
     qc_status st = qc_arena_strdup(&c->arena, &c->path, path, err);
     if (st == QC_OK)
-        st = take_config(c, config_text, config_len, err);
+        st = qc_strbuf_add(&text, config_text, config_len, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_take_config(c, &text, err);
     if (st == QC_OK)
         st = take_tensors(c, tensors, count, err);
+    qc_strbuf_deinit(&text);
     if (st != QC_OK) {
         qc_error_prefix(err, "%s", path);
         qc_checkpoint_close(c);
@@ -386,19 +370,9 @@ qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
 
 const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name)
 {
-    size_t lo = 0;
-    size_t hi = c->tensor_count;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        int order = strcmp(name, c->tensors[mid].name);
-        if (order == 0)
-            return &c->tensors[mid];
-        if (order < 0)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return NULL;
+    return c->tensor_count
+               ? bsearch(&name, c->tensors, c->tensor_count, sizeof *c->tensors, qc_by_text)
+               : NULL;
 }
 
 uint32_t qc_checkpoint_beside(const qc_checkpoint *c, const char *stem, size_t stem_len,
@@ -431,25 +405,21 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
     return qc_st_file_read(&f->st, cur, t->begin + offset, dst, len, err);
 }
 
-static qc_status read_header(const qc_st_file *f, void *buf, qc_error *err)
-{
-    qc_st_cursor *cursor = NULL;
-    QC_TRY(qc_st_cursor_create(&cursor, err));
-    qc_status st = qc_st_file_read_header(f, cursor, buf, err);
-    qc_st_cursor_destroy(cursor);
-    return st;
-}
-
 qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_digest *out,
                                     qc_error *err)
 {
     const qc_st_file *f = &c->files[file].st;
     size_t len = (size_t)f->data_offset;
     void *buf = NULL;
-    QC_TRY(qc_malloc(&buf, len, err));
-    qc_status st = read_header(f, buf, err);
+    qc_st_cursor *cursor = NULL;
+    qc_status st = qc_malloc(&buf, len, err);
+    if (st == QC_OK)
+        st = qc_st_cursor_create(&cursor, err);
+    if (st == QC_OK)
+        st = qc_st_file_read_header(f, cursor, buf, err);
     if (st == QC_OK)
         *out = qc_digest_bytes(buf, len);
+    qc_st_cursor_destroy(cursor);
     qc_free(buf);
     return st;
 }

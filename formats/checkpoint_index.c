@@ -55,25 +55,16 @@ static qc_status collect_files(qc_checkpoint_index *out, qc_arena *arena, const 
     for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m))
         QC_TRY(qc_json_as_string(m, "a file name in weight_map", &values[n++], err));
     qsort(values, n, sizeof *values, qc_by_text);
+    out->files = values;
     for (size_t i = 0; i < n; i++) {
-        if (i && strcmp(values[i - 1], values[i]) == 0)
+        if (out->file_count && strcmp(values[out->file_count - 1], values[i]) == 0)
             continue;
         const char *bad = bad_file_name(values[i]);
         if (bad)
             QC_FAIL(err, QC_ERR_INPUT, "file name '%.*s' in weight_map: %s", NAME_SHOWN_BYTES,
                     values[i], bad);
-        out->file_count++;
-    }
-    out->files = values;
-    /* The strings still belong to the JSON document: copy each of them to the arena once. */
-    size_t kept = 0;
-    const char *last = NULL;
-    for (size_t i = 0; i < n; i++) {
-        const char *value = values[i];
-        if (last && strcmp(last, value) == 0)
-            continue;
-        last = value;
-        QC_TRY(qc_arena_strdup(arena, &out->files[kept++], value, err));
+        /* The string still belongs to the JSON document. */
+        QC_TRY(qc_arena_strdup(arena, &values[out->file_count++], values[i], err));
     }
     return QC_OK;
 }
@@ -134,17 +125,7 @@ qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_arena *arena, c
 
 static int in_tree(const qc_tree_file *tree, size_t count, const char *path)
 {
-    qc_tree_file key = {.path = path};
-    return bsearch(&key, tree, count, sizeof *tree, qc_by_text) != NULL;
-}
-
-static qc_status path_exists(const char *path, int *yes, qc_error *err)
-{
-    qc_path_kind kind = QC_PATH_MISSING;
-    uint64_t bytes = 0;
-    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
-    *yes = kind != QC_PATH_MISSING;
-    return QC_OK;
+    return bsearch(&path, tree, count, sizeof *tree, qc_by_text) != NULL;
 }
 
 /* Sets files[i] to name, at "dir/name" or "dir/name.zst"; path is NULL when there is neither. */
@@ -152,13 +133,14 @@ static qc_status find_file(qc_checkpoint *c, qc_checkpoint_file *f, const char *
 {
     const char *plain = NULL;
     const char *packed = NULL;
-    int has_plain = 0;
-    int has_packed = 0;
+    qc_path_kind plain_kind, packed_kind;
     QC_TRY(qc_arena_strdup(&c->arena, &f->name, name, err));
     QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
     QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
-    QC_TRY(path_exists(plain, &has_plain, err));
-    QC_TRY(path_exists(packed, &has_packed, err));
+    QC_TRY(qc_path_stat(plain, &plain_kind, NULL, err));
+    QC_TRY(qc_path_stat(packed, &packed_kind, NULL, err));
+    const int has_plain = plain_kind != QC_PATH_MISSING;
+    const int has_packed = packed_kind != QC_PATH_MISSING;
     if (has_plain && has_packed)
         QC_TRY(qc_checkpoint_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
                                   NAME_SHOWN_BYTES, name));
@@ -234,12 +216,6 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
             c->path);
 }
 
-/* Returns the length of the name without ".zst": "x" and "x.zst" are one file. */
-static size_t plain_length(const char *name)
-{
-    return strlen(name) - (qc_ends_with(name, ".zst") ? strlen(".zst") : 0);
-}
-
 static int is_safetensors(const char *path)
 {
     return !strchr(path, '/') && path[0] != '.' &&
@@ -273,7 +249,7 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < count; i++) {
         const char *path = tree[i].path;
-        size_t len = plain_length(path);
+        size_t len = strlen(path) - (qc_ends_with(path, ".zst") ? strlen(".zst") : 0);
         qc_checkpoint_name n;
         int known = qc_checkpoint_name_read(&n, path);
         int variant = known && n.variant && !n.torch;

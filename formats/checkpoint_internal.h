@@ -72,7 +72,9 @@ QC_NODISCARD qc_status qc_checkpoint_check_index(const qc_checkpoint *c,
  * neither read nor copied. */
 QC_NODISCARD qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree,
                                                size_t tree_count, qc_error *err);
-/* Sets c->config_text and c->config if config.json is among c->side. */
+/* Sets c->config_text, which it takes from *text, and c->config. */
+QC_NODISCARD qc_status qc_checkpoint_take_config(qc_checkpoint *c, qc_strbuf *text, qc_error *err);
+/* The same with the file, if config.json is among c->side. */
 QC_NODISCARD qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err);
 /* The same for a checkpoint that is a single file. The config.json beside it is taken as the file's
  * own where a loader would look for the two together, and where the file is the only one of its

@@ -76,6 +76,11 @@ static int matches(const name_pattern *list, size_t count, const char *path)
     return 0;
 }
 
+static int is_safetensors(const char *path)
+{
+    return qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".safetensors.zst");
+}
+
 static int is_pickle(const char *path)
 {
     return matches(pickles, sizeof pickles / sizeof *pickles, path);
@@ -109,14 +114,6 @@ static int is_read(const qc_checkpoint *c, const char *path)
     return 0;
 }
 
-/* Returns whether these are the same weights again, in another variant than the one that is
- * read. */
-static int is_variant(const char *path)
-{
-    qc_checkpoint_name n;
-    return qc_checkpoint_name_read(&n, path) && n.variant && !n.index && !n.torch;
-}
-
 qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
                                   qc_error *err)
 {
@@ -128,19 +125,22 @@ qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, si
     QC_TRY(qc_arena_alloc(&c->arena, &c->side, tree_count, sizeof *c->side, err));
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
-        if (is_side_file(path) && !is_read(c, path) && !qc_text_is_utf8(path))
+        qc_checkpoint_name n;
+        if (is_read(c, path))
+            continue;
+        if (is_side_file(path) && !qc_text_is_utf8(path)) {
             qc_checkpoint_names_add(&odd, path); /* JSON cannot express such a name */
-        else if (is_side_file(path) && !is_read(c, path)) {
+        } else if (is_side_file(path)) {
             c->side[c->side_count++] = tree[i];
             if (qc_checkpoint_name_is_adapter(path))
                 qc_checkpoint_names_add(&adapters, path);
-        } else if (is_variant(path) && !is_read(c, path))
-            qc_checkpoint_names_add(&variants, path);
-        else if ((qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".safetensors.zst")) &&
-                 !in_twin_folder(path) && !is_read(c, path))
+        } else if (qc_checkpoint_name_read(&n, path) && n.variant && !n.index && !n.torch) {
+            qc_checkpoint_names_add(&variants, path); /* of the weights that are read */
+        } else if (is_safetensors(path) && !in_twin_folder(path)) {
             qc_checkpoint_names_add(&unread, path);
-        else if (is_pickle(path) && !in_twin_folder(path) && !is_read(c, path))
+        } else if (is_pickle(path) && !in_twin_folder(path)) {
             qc_checkpoint_names_add(&left, path);
+        }
     }
     for (size_t i = 0; i < c->side_count && !c->side_link; i++) {
         int leaves = 0;
@@ -222,26 +222,27 @@ void qc_checkpoint_leave_out_adapter(qc_checkpoint *c, const char *folder)
     c->adapter_warning = 0;
 }
 
+qc_status qc_checkpoint_take_config(qc_checkpoint *c, qc_strbuf *text, qc_error *err)
+{
+    const char *bytes = text->data ? text->data : "";
+    QC_TRY(qc_json_parse(&c->config, bytes, text->len, QC_JSON_PYTHON, err));
+    QC_TRY(qc_json_expect(qc_json_root(c->config), QC_JSON_OBJECT, "text", err));
+    c->config_text = text->data;
+    c->config_len = text->len;
+    qc_strbuf_init(text, text->max);
+    return QC_OK;
+}
+
 /* Reads the config.json of `folder`, which is there. */
 static qc_status read_config(qc_checkpoint *c, const char *folder, qc_error *err)
 {
     const char *path = NULL;
     qc_strbuf text;
-    qc_status st = QC_OK;
     qc_strbuf_init(&text, CONFIG_MAX_BYTES);
     QC_TRY(qc_path_join(&c->arena, &path, folder, CONFIG_NAME, err));
-    QC_TRY_GOTO(st, fail, qc_file_slurp(path, &text, err));
-    st = qc_json_parse(&c->config, text.data ? text.data : "", text.len, QC_JSON_PYTHON, err);
-    if (st == QC_OK)
-        st = qc_json_expect(qc_json_root(c->config), QC_JSON_OBJECT, "text", err);
-    if (st != QC_OK) {
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK && (st = qc_checkpoint_take_config(c, &text, err)) != QC_OK)
         qc_error_prefix(err, "%s", path);
-        goto fail;
-    }
-    c->config_text = text.data; /* taken over */
-    c->config_len = text.len;
-    return QC_OK;
-fail:
     qc_strbuf_deinit(&text);
     return st;
 }
@@ -255,46 +256,34 @@ qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err)
     return QC_OK;
 }
 
-typedef struct {
-    int config;     /* config.json is there */
-    size_t weights; /* other .safetensors files */
-    size_t other;   /* files that a conversion of the folder copies */
-} beside;
-
-static void look_beside(beside *out, const char *folder, const char *own)
-{
-    DIR *dir = opendir(folder);
-    const struct dirent *e;
-    memset(out, 0, sizeof *out);
-    if (!dir) /* the file could be opened, but its folder may not be listed */
-        return;
-    while ((e = readdir(dir))) {
-        const char *name = e->d_name;
-        if (strcmp(name, CONFIG_NAME) == 0)
-            out->config = 1;
-        else if (qc_ends_with(name, ".safetensors") || qc_ends_with(name, ".safetensors.zst"))
-            out->weights +=
-                (size_t)(strcmp(name, own) != 0 && !qc_checkpoint_name_is_adapter(name));
-        else
-            out->other += (size_t)is_side_file(name);
-    }
-    closedir(dir);
-}
-
 qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err)
 {
     const char *name = qc_last_name(c->path);
     const char *folder = ".";
     qc_checkpoint_name n;
-    beside found;
+    int has_config = 0, has_weights = 0,
+        has_others = 0; /* what a conversion of the folder copies */
     size_t len = (size_t)(name - c->path);
     if (len)
         QC_TRY(qc_arena_strndup(&c->arena, &folder, c->path, len, err));
-    look_beside(&found, folder, name);
-    if (!found.config || qc_checkpoint_name_is_adapter(name))
+    DIR *dir = opendir(folder);
+    const struct dirent *e = NULL;
+    /* The folder of a file that could be opened may perhaps not be listed. */
+    while (dir && (e = readdir(dir))) {
+        if (strcmp(e->d_name, CONFIG_NAME) == 0)
+            has_config = 1;
+        else if (is_safetensors(e->d_name))
+            has_weights |=
+                strcmp(e->d_name, name) != 0 && !qc_checkpoint_name_is_adapter(e->d_name);
+        else
+            has_others |= is_side_file(e->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    if (!has_config || qc_checkpoint_name_is_adapter(name))
         return QC_OK;
     int known = qc_checkpoint_name_read(&n, name) && !n.shard;
-    if (!known && found.weights > 0)
+    if (!known && has_weights)
         return qc_checkpoint_warn(
             c, err,
             "'%s' beside '%.*s' is not taken, for the file is one of several there "
@@ -303,36 +292,28 @@ qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err)
     QC_TRY(read_config(c, folder, err));
     return qc_checkpoint_warn(
         c, err, "'%s' beside '%.*s' is taken as its own%s", CONFIG_NAME, NAME_SHOWN_BYTES, name,
-        found.other ? ", other files of the folder are not; give the folder to "
-                      "have them, too"
-                    : "");
+        has_others ? ", other files of the folder are not; give the folder to "
+                     "have them, too"
+                   : "");
 }
 
 /* ---- what kind of model ---- */
 
-static int is_diffusers(const qc_checkpoint *c)
-{
-    static const char tail[] = QC_CHECKPOINT_DIFFUSERS_STEM;
-    if (c->config) {
-        const qc_json_node *root = qc_json_root(c->config);
-        return qc_json_get(root, "_class_name") && !qc_json_get(root, "model_type");
-    }
-    return c->file_count > 0 && strncmp(qc_last_name(c->files[0].name), tail, sizeof tail - 1) == 0;
-}
-
-/* Names that peft and diffusers give: "...lora_A.weight", "...lora.up.weight", "...alpha". */
-static int is_of_adapter(const char *name)
-{
-    return strstr(name, ".lora") || strncmp(name, "lora", 4) == 0 || strstr(name, ".hada_") ||
-           strstr(name, "dora_scale") || qc_ends_with(name, ".alpha");
-}
-
 void qc_checkpoint_judge_kind(qc_checkpoint *c)
 {
+    static const char diffusers[] = QC_CHECKPOINT_DIFFUSERS_STEM;
+    const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
     size_t of_adapter = 0;
-    c->stem = is_diffusers(c) ? QC_CHECKPOINT_DIFFUSERS_STEM : QC_CHECKPOINT_STEM;
-    for (size_t i = 0; i < c->tensor_count; i++)
-        of_adapter += (size_t)is_of_adapter(c->tensors[i].name);
+    int is_diffusers =
+        root ? qc_json_get(root, "_class_name") && !qc_json_get(root, "model_type")
+             : c->file_count > 0 && has_prefix(qc_last_name(c->files[0].name), diffusers);
+    c->stem = is_diffusers ? diffusers : QC_CHECKPOINT_STEM;
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        /* peft and diffusers say "...lora_A.weight", "...lora.up.weight" and "...alpha". */
+        const char *name = c->tensors[i].name;
+        of_adapter += strstr(name, ".lora") || has_prefix(name, "lora") || strstr(name, ".hada_") ||
+                      strstr(name, "dora_scale") || qc_ends_with(name, ".alpha");
+    }
     c->is_adapter = c->file_count > 0 && (qc_checkpoint_name_is_adapter(c->files[0].name) ||
                                           (of_adapter > 0 && of_adapter == c->tensor_count));
 }

@@ -371,17 +371,11 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
     load l = {.e = &r->devices[device], .options = options};
     unsigned threads = options->threads;
     QC_TRY(qc_threads_wanted(&threads, err));
-    if (pthread_mutex_init(&l.lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    if (pthread_cond_init(&l.placed, NULL) != 0) {
-        pthread_mutex_destroy(&l.lock);
-        QC_FAIL(err, QC_ERR_NOMEM, "a condition could not be made");
-    }
+    QC_TRY(qc_lock_init(&l.lock, &l.placed, err));
     qc_status st = load_all(&l, r, threads, err);
     if (st != QC_OK)
         fail_load(&l);
-    pthread_cond_destroy(&l.placed);
-    pthread_mutex_destroy(&l.lock);
+    qc_lock_deinit(&l.lock, &l.placed);
     qc_output_frames_deinit(&l.frames);
     qc_free(l.slots);
     return st;

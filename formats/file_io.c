@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,9 +23,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define SLURP_STEP_BYTES (256u << 10)
 #define READ_STEP_BYTES  (1u << 20)
-#define TMP_SUFFIX       ".tmp"
 #define HANDLES_USUAL    200u
 #define HINT_STEP_BYTES  (512u << 10)
 #define WRITE_OUT_BYTES  ((off_t)4 << 20)
@@ -68,16 +67,11 @@ int qc_io_fault(qc_io_kind kind)
 
 /* ---- Errors --------------------------------------------------------------------------------- */
 
-static int is_no_space(int e)
-{
-    return e == ENOSPC || e == EDQUOT || e == EFBIG;
-}
-
 static qc_status status_of(int e)
 {
-    if (is_no_space(e))
-        return QC_ERR_NOSPACE;
-    return e == ENOMEM ? QC_ERR_NOMEM : QC_ERR_IO;
+    return e == ENOSPC || e == EDQUOT || e == EFBIG ? QC_ERR_NOSPACE
+           : e == ENOMEM                            ? QC_ERR_NOMEM
+                                                    : QC_ERR_IO;
 }
 
 /* GNU's strerror_r: returns the text, which is in buf or constant. */
@@ -238,38 +232,33 @@ qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t
     return e ? fail_write(f, e, done, len, err) : QC_OK;
 }
 
-static qc_status sync_fd_by(int (*sync)(int), int fd, const char *path, qc_error *err)
+static qc_status sync_by(int (*sync)(int), const qc_file *f, qc_error *err)
 {
     int e = qc_io_fault(QC_IO_SYNC);
     if (!e) {
         int r;
         do {
-            r = sync(fd);
+            r = sync(f->fd);
         } while (r != 0 && errno == EINTR);
         e = r != 0 ? errno : 0;
     }
     if (e && e != EINVAL) { /* EINVAL: a file system that cannot sync this kind of file */
         /* Linux marks pages clean that it failed to write. Whoever reads them back must see the
          * disk, not what should be on it. */
-        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        FAIL_ERRNO(err, e, path, "could not be brought to the disk");
+        (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
+        FAIL_ERRNO(err, e, f->path, "could not be brought to the disk");
     }
     return QC_OK;
 }
 
-static qc_status sync_fd(int fd, const char *path, qc_error *err)
-{
-    return sync_fd_by(fsync, fd, path, err);
-}
-
 qc_status qc_file_sync(const qc_file *f, qc_error *err)
 {
-    return sync_fd(f->fd, f->path, err);
+    return sync_by(fsync, f, err);
 }
 
 qc_status qc_file_sync_data(const qc_file *f, qc_error *err)
 {
-    return sync_fd_by(fdatasync, f->fd, f->path, err);
+    return sync_by(fdatasync, f, err);
 }
 
 /* A failed write is reported to each open file once, by whichever call waits first, which may be
@@ -361,17 +350,6 @@ typedef struct {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 } cachestat_result;
 
-/* Returns the number of cached pages of a range; -1 if the kernel does not say (it is older than
- * 6.5, or the file is neither ours nor writable). */
-static int64_t cached_pages(const qc_file *f, uint64_t offset, uint64_t len)
-{
-    cachestat_range range = {offset, len};
-    cachestat_result result = {0};
-    if (syscall(SYS_cachestat, f->fd, &range, &result, 0) != 0)
-        return -1;
-    return (int64_t)result.cached;
-}
-
 /* Returns 1 or 0, or -1 where the system has no reads that do not wait. */
 static int byte_is_cached(const qc_file *f, uint64_t offset)
 {
@@ -392,9 +370,11 @@ int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len)
         begin = offset;
         end = offset + len;
     }
-    int64_t pages = cached_pages(f, begin, end - begin);
-    if (pages >= 0)
-        return pages == 0;
+    /* The kernel does not say it before 6.5, nor of a file that is neither ours nor writable. */
+    cachestat_range range = {begin, end - begin};
+    cachestat_result result = {0};
+    if (syscall(SYS_cachestat, f->fd, &range, &result, 0) == 0)
+        return result.cached == 0;
     return byte_is_cached(f, begin) == 0 && byte_is_cached(f, begin + (end - begin) / 2) == 0 &&
            byte_is_cached(f, end - 1) == 0;
 }
@@ -407,54 +387,52 @@ void qc_file_hint_write_back(const qc_file *f, uint64_t offset, uint64_t len)
 
 /* ---- Whole files ---------------------------------------------------------------------------- */
 
-static qc_status slurp_open(const qc_file *f, qc_strbuf *out, qc_error *err)
+static qc_status read_all(const qc_file *f, uint64_t bytes, qc_file_taker take, void *ctx,
+                          qc_error *err)
 {
-    uint64_t bytes = 0;
-    void *v = NULL;
-    QC_TRY(qc_file_size(f, &bytes, err));
-    if (bytes > out->max - out->len)
-        QC_FAIL(err, QC_ERR_INPUT, "%s has %" PRIu64 " bytes; at most %zu are read", f->path, bytes,
-                out->max - out->len);
-    QC_TRY(qc_malloc(&v, SLURP_STEP_BYTES, err));
-    qc_status st = qc_strbuf_add(out, "", 0, err); /* an empty file is an empty text */
-    for (uint64_t done = 0; st == QC_OK && done < bytes;) {
-        size_t n = bytes - done < SLURP_STEP_BYTES ? (size_t)(bytes - done) : SLURP_STEP_BYTES;
-        st = qc_file_pread(f, v, n, done, err);
+    void *buf = NULL;
+    qc_status st = qc_malloc(&buf, READ_STEP_BYTES, err);
+    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_STEP_BYTES) {
+        size_t len = bytes - at < READ_STEP_BYTES ? (size_t)(bytes - at) : READ_STEP_BYTES;
+        st = qc_file_pread(f, buf, len, at, err);
         if (st == QC_OK)
-            st = qc_strbuf_add(out, v, n, err);
-        done += n;
+            st = take(ctx, buf, len, err);
     }
-    qc_free(v);
+    qc_free(buf);
     return st;
 }
 
 qc_status qc_file_read_through(const char *path, qc_file_taker take, void *ctx, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
-    void *buf = NULL;
     uint64_t bytes = 0;
-    qc_status st = qc_malloc(&buf, READ_STEP_BYTES, err);
+    QC_TRY(qc_file_open_read(&f, path, err));
+    qc_status st = qc_file_size(&f, &bytes, err);
     if (st == QC_OK)
-        st = qc_file_open_read(&f, path, err);
-    if (st == QC_OK)
-        st = qc_file_size(&f, &bytes, err);
-    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_STEP_BYTES) {
-        size_t len = bytes - at < READ_STEP_BYTES ? (size_t)(bytes - at) : READ_STEP_BYTES;
-        st = qc_file_pread(&f, buf, len, at, err);
-        if (st == QC_OK)
-            st = take(ctx, buf, len, err);
-    }
+        st = read_all(&f, bytes, take, ctx, err);
     qc_file_discard(&f);
-    qc_free(buf);
     return st;
+}
+
+static qc_status take_text(void *ctx, const void *bytes, size_t len, qc_error *err)
+{
+    return qc_strbuf_add(ctx, bytes, len, err);
 }
 
 qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
-    size_t before = out->len;
+    const size_t before = out->len, room = out->max - before;
+    uint64_t bytes = 0;
     QC_TRY(qc_file_open_read(&f, path, err));
-    qc_status st = slurp_open(&f, out, err);
+    qc_status st = qc_file_size(&f, &bytes, err);
+    if (st == QC_OK && bytes > room)
+        st = QC_ERROR(err, QC_ERR_INPUT, "%s has %" PRIu64 " bytes; at most %zu are read", path,
+                      bytes, room);
+    if (st == QC_OK)
+        st = qc_strbuf_add(out, "", 0, err); /* an empty file is an empty text */
+    if (st == QC_OK)
+        st = read_all(&f, bytes, take_text, out, err);
     if (st != QC_OK && out->data) {
         out->len = before;
         out->data[before] = '\0';
@@ -466,48 +444,16 @@ qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err)
 /* A folder that may be entered but not read cannot be synced. */
 static qc_status sync_holder(const char *path, int may_lack_rights, qc_error *err)
 {
-    char *folder = NULL;
-    QC_TRY(qc_strdup(&folder, path, err));
-    char *slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = '\0'; /* "/" holds "/name" */
-    const char *holder = slash ? folder : ".";
-    qc_status st = QC_OK;
-    if (!may_lack_rights || access(holder, R_OK) == 0)
-        st = qc_dir_sync(holder, err);
-    qc_free(folder);
-    return st;
+    char room[PATH_MAX];
+    const char *folder = qc_folder_of(room, path);
+    if (!folder)
+        FAIL_ERRNO(err, ENAMETOOLONG, path, "cannot be opened");
+    return may_lack_rights && access(folder, R_OK) != 0 ? QC_OK : qc_dir_sync(folder, err);
 }
 
 qc_status qc_dir_sync_holder(const char *path, qc_error *err)
 {
     return sync_holder(path, 0, err);
-}
-
-qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err)
-{
-    qc_file f = QC_FILE_CLOSED;
-    size_t path_len = strlen(path);
-    qc_status st = QC_OK;
-    int created = 0;
-    char *tmp = NULL;
-    QC_TRY(qc_malloc(&tmp, path_len + sizeof TMP_SUFFIX, err));
-    memcpy(tmp, path, path_len);
-    memcpy(tmp + path_len, TMP_SUFFIX, sizeof TMP_SUFFIX);
-    QC_TRY_GOTO(st, done, qc_file_create(&f, tmp, err));
-    created = 1;
-    QC_TRY_GOTO(st, done, qc_file_pwrite(&f, bytes, len, 0, err));
-    QC_TRY_GOTO(st, done, qc_file_sync(&f, err));
-    QC_TRY_GOTO(st, done, qc_file_close(&f, err));
-    QC_TRY_GOTO(st, done, qc_path_rename(tmp, path, err));
-    created = 0;
-    st = qc_dir_sync_holder(path, err);
-done:
-    qc_file_discard(&f);
-    if (created)
-        (void)unlink(tmp);
-    qc_free(tmp);
-    return st;
 }
 
 /* ---- Paths ---------------------------------------------------------------------------------- */
@@ -568,7 +514,7 @@ qc_status qc_dir_sync(const char *path, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
     QC_TRY(open_fd(&f, path, O_RDONLY | O_DIRECTORY, "cannot be opened", err));
-    qc_status st = sync_fd(f.fd, path, err);
+    qc_status st = qc_file_sync(&f, err);
     qc_file_discard(&f);
     return st;
 }
@@ -641,15 +587,6 @@ static qc_status add_folder(tree_walk *w, const char *path, qc_error *err)
     return QC_OK;
 }
 
-static qc_status add_file(tree_walk *w, const char *path, uint64_t bytes, qc_error *err)
-{
-    if (w->file_count == w->max_files)
-        QC_FAIL(err, QC_ERR_INPUT, "%s holds more than %zu files", w->root, w->max_files);
-    QC_TRY(grow(&w->files, w->file_count, &w->file_cap, sizeof *w->files, err));
-    w->files[w->file_count++] = (qc_tree_file){path, bytes};
-    return QC_OK;
-}
-
 static qc_status add_entry(tree_walk *w, int fd, const char *folder, const char *name,
                            qc_error *err)
 {
@@ -671,7 +608,13 @@ static qc_status add_entry(tree_walk *w, int fd, const char *folder, const char 
                     path);
         FAIL_ERRNO(err, errno, path, "cannot be examined");
     }
-    return S_ISREG(s.st_mode) ? add_file(w, path, (uint64_t)s.st_size, err) : QC_OK;
+    if (!S_ISREG(s.st_mode))
+        return QC_OK;
+    if (w->file_count == w->max_files)
+        QC_FAIL(err, QC_ERR_INPUT, "%s holds more than %zu files", w->root, w->max_files);
+    QC_TRY(grow(&w->files, w->file_count, &w->file_cap, sizeof *w->files, err));
+    w->files[w->file_count++] = (qc_tree_file){path, (uint64_t)s.st_size};
+    return QC_OK;
 }
 
 static qc_status walk_folder(tree_walk *w, const char *folder, qc_error *err)

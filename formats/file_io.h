@@ -70,8 +70,6 @@ QC_NODISCARD qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error 
 typedef qc_status (*qc_file_taker)(void *ctx, const void *bytes, size_t len, qc_error *err);
 QC_NODISCARD qc_status qc_file_read_through(const char *path, qc_file_taker take, void *ctx,
                                             qc_error *err);
-/* Writes path.tmp, syncs it, renames it to path, and syncs the directory. */
-QC_NODISCARD qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err);
 
 QC_NODISCARD qc_status qc_path_rename(const char *from, const char *to, qc_error *err);
 /* Missing is fine. */

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/workers.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>
@@ -130,11 +131,12 @@ qc_status qc_journal_open(qc_journal **out, const char *path, qc_journal_fn fn, 
     qc_journal *j = NULL;
     QC_TRY(qc_calloc(&j, 1, sizeof *j, err));
     j->file = QC_FILE_CLOSED;
-    if (pthread_mutex_init(&j->lock, NULL) != 0) {
+    qc_status st = qc_lock_init(&j->lock, NULL, err);
+    if (st != QC_OK) {
         qc_free(j);
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
+        return st;
     }
-    qc_status st = qc_file_open_update(&j->file, path, err);
+    st = qc_file_open_update(&j->file, path, err);
     if (st == QC_OK)
         st = replay(&j->file, fn, ctx, found, err);
     if (st == QC_OK) {

@@ -27,16 +27,6 @@ static qc_status give(qc_json_cut *c, qc_json_part_fn fn, qc_error *err)
     return st;
 }
 
-/* Begins the list; its bracket is in the text. */
-static qc_status begin_list(qc_json_cut *c, char bracket, qc_error *err)
-{
-    c->is_object = bracket == '{';
-    QC_TRY(qc_strbuf_adds(&c->text, c->is_object ? "}}" : "]}", err));
-    QC_TRY(give(c, c->parts.head, err));
-    c->phase = INSIDE;
-    return c->is_object ? qc_strbuf_adds(&c->text, "{", err) : QC_OK;
-}
-
 /* Index of the first byte from `at` on that is not white space. */
 static size_t skip_space(const qc_strbuf *text, size_t at)
 {
@@ -93,8 +83,11 @@ static qc_status take_mark(qc_json_cut *c, char b, int *eaten, qc_error *err)
             c->in_object = b == '{';
         if (is_list) {
             *eaten = 1;
-            QC_TRY(qc_strbuf_add(&c->text, &b, 1, err));
-            return begin_list(c, b, err);
+            c->is_object = b == '{';
+            QC_TRY(qc_strbuf_adds(&c->text, c->is_object ? "{}}" : "[]}", err));
+            QC_TRY(give(c, c->parts.head, err));
+            c->phase = INSIDE;
+            return c->is_object ? qc_strbuf_adds(&c->text, "{", err) : QC_OK;
         }
     } else if (b == '}' || b == ']') {
         c->depth -= c->depth > 0;
@@ -136,36 +129,28 @@ qc_status qc_json_cut_feed(qc_json_cut *c, const char *bytes, size_t len, qc_err
     return add_run(c, run, end, err);
 }
 
-/* Behind the list come a comma and members, or the end of the object. */
-static qc_status give_tail(qc_json_cut *c, qc_error *err)
-{
-    size_t i = skip_space(&c->text, 0);
-    if (c->is_mismatched)
-        QC_FAIL(err, QC_ERR_INPUT, "JSON: list '%s' ends with the wrong bracket", c->parts.list);
-    if (i == c->text.len || (c->text.data[i] != ',' && c->text.data[i] != '}'))
-        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected ',' or '}' behind list '%s'", c->parts.list);
-    if (c->text.data[i] == ',') {
-        size_t next = skip_space(&c->text, i + 1);
-        if (next < c->text.len && c->text.data[next] == '}')
-            QC_FAIL(err, QC_ERR_INPUT, "JSON: expected a key in quotes behind list '%s'",
-                    c->parts.list);
-        c->text.data[i] = '{';
-        return c->parts.tail ? c->parts.tail(c->parts.ctx, c->text.data + i, c->text.len - i, err)
-                             : QC_OK;
-    }
-    if (skip_space(&c->text, i + 1) < c->text.len)
-        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected the end of the text");
-    return c->parts.tail ? c->parts.tail(c->parts.ctx, "{}", 2, err) : QC_OK;
-}
-
 qc_status qc_json_cut_finish(qc_json_cut *c, qc_error *err)
 {
-    switch (c->phase) {
-    case BEFORE:
+    if (c->phase == BEFORE)
         return give(c, c->parts.head, err);
-    case INSIDE:
+    if (c->phase == INSIDE)
         QC_FAIL(err, QC_ERR_INPUT, "JSON: the text ends in list '%s'", c->parts.list);
-    default:
-        return give_tail(c, err);
-    }
+    if (c->is_mismatched)
+        QC_FAIL(err, QC_ERR_INPUT, "JSON: list '%s' ends with the wrong bracket", c->parts.list);
+    /* Behind the list come a comma and members, or the end of the object. */
+    char *tail = c->text.data;
+    size_t i = skip_space(&c->text, 0), next = skip_space(&c->text, i + 1);
+    if (i == c->text.len || (tail[i] != ',' && tail[i] != '}'))
+        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected ',' or '}' behind list '%s'", c->parts.list);
+    if (tail[i] == '}' && next < c->text.len)
+        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected the end of the text");
+    if (tail[i] == ',' && next < c->text.len && tail[next] == '}')
+        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected a key in quotes behind list '%s'",
+                c->parts.list);
+    if (!c->parts.tail)
+        return QC_OK;
+    if (tail[i] == '}')
+        return c->parts.tail(c->parts.ctx, "{}", 2, err);
+    tail[i] = '{';
+    return c->parts.tail(c->parts.ctx, tail + i, c->text.len - i, err);
 }

@@ -134,42 +134,15 @@ qc_status qc_json_leave(const qc_json_walk *w, qc_error *err)
     return QC_OK;
 }
 
-/* Takes a value that is a text in JSON. */
-static qc_status take_text(const qc_json_row *r, qc_arena *arena, const qc_json_node *n, void *to,
-                           qc_error *err)
-{
-    const char *s = NULL;
-    QC_TRY(qc_json_as_string(n, r->name, &s, err));
-    if (r->kind == QC_ROW_DIGEST) {
-        if (qc_digest_from_hex(to, s) != 0)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: expected 32 lower-case hex digits, found '%s'", r->name,
-                    s);
-        return QC_OK;
-    }
-    if (r->kind == QC_ROW_DTYPE) {
-        if (qc_dtype_from_name(s, strlen(s), to) != 0)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is not known", r->name, s);
-        return QC_OK;
-    }
-    if (r->kind != QC_ROW_WORD)
-        return qc_arena_strdup(arena, to, s, err);
-    for (const char *const *word = r->words; *word; word++) {
-        if (strcmp(*word, s) == 0) {
-            *(const char **)to = *word;
-            return QC_OK;
-        }
-    }
-    QC_FAIL(err, QC_ERR_INPUT, "%s '%s' is not known", r->name, s);
-}
-
 static qc_status take_value(const qc_json_row *r, qc_arena *arena, const qc_json_node *n, void *to,
                             qc_error *err)
 {
+    const char *s = NULL;
+    uint64_t v = 0;
     if (r->kind == QC_ROW_MAYBE && qc_json_kind_of(n) == QC_JSON_NULL) {
         *(const char **)to = NULL;
         return QC_OK;
     }
-    uint64_t v = 0;
     switch ((int)r->kind) {
     case QC_ROW_U64:
         return qc_json_as_u64(n, r->name, to, err);
@@ -183,8 +156,28 @@ static qc_status take_value(const qc_json_row *r, qc_arena *arena, const qc_json
         return qc_json_as_bool(n, r->name, to, err);
     case QC_ROW_DOUBLE:
         return qc_json_as_double(n, r->name, to, err);
+    }
+    QC_TRY(qc_json_as_string(n, r->name, &s, err));
+    switch ((int)r->kind) {
+    case QC_ROW_DIGEST:
+        if (qc_digest_from_hex(to, s) != 0)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: expected 32 lower-case hex digits, found '%s'", r->name,
+                    s);
+        return QC_OK;
+    case QC_ROW_DTYPE:
+        if (qc_dtype_from_name(s, strlen(s), to) != 0)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is not known", r->name, s);
+        return QC_OK;
+    case QC_ROW_WORD:
+        for (const char *const *word = r->words; *word; word++) {
+            if (strcmp(*word, s) == 0) {
+                *(const char **)to = *word;
+                return QC_OK;
+            }
+        }
+        QC_FAIL(err, QC_ERR_INPUT, "%s '%s' is not known", r->name, s);
     default:
-        return take_text(r, arena, n, to, err);
+        return qc_arena_strdup(arena, to, s, err);
     }
 }
 

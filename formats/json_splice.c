@@ -1,28 +1,28 @@
 /* Edits one member of a JSON text without touching another byte. The text is parsed again, and the
  * tree says where members lie. */
 #include "formats/json_strict.h"
+#include "formats/json_writer.h"
 
 #include <string.h>
 
+static int is_plain(char c)
+{
+    return (unsigned char)c >= 0x20 && c != '"' && c != '\\';
+}
+
 void qc_json_quote(qc_strbuf *out, const char *s, size_t len)
 {
-    static const char from[] = "\"\\\b\f\n\r\t";
-    static const char to[] = "\"\\bfnrt";
     size_t run = 0; /* bytes before i that are not written yet */
+    char escape[QC_JSON_ESCAPE_BYTES];
     qc_strbuf_puts(out, "\"");
     for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c >= 0x20 && c != '"' && c != '\\') {
+        if (is_plain(s[i])) {
             run++;
             continue;
         }
         qc_strbuf_put(out, s + i - run, run);
+        qc_strbuf_put(out, escape, qc_json_escape(escape, (unsigned char)s[i]));
         run = 0;
-        const char *hit = c ? strchr(from, c) : NULL;
-        if (hit)
-            qc_strbuf_putf(out, "\\%c", to[hit - from]);
-        else
-            qc_strbuf_putf(out, "\\u%04x", c);
     }
     qc_strbuf_put(out, s + len - run, run);
     qc_strbuf_puts(out, "\"");
@@ -31,12 +31,9 @@ void qc_json_quote(qc_strbuf *out, const char *s, size_t len)
 size_t qc_json_quoted_bytes(const char *s, size_t len)
 {
     size_t n = len + 2;
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c >= 0x20 && c != '"' && c != '\\')
-            continue;
-        n += c && strchr("\"\\\b\f\n\r\t", c) ? 1 : 5;
-    }
+    char escape[QC_JSON_ESCAPE_BYTES];
+    for (size_t i = 0; i < len; i++)
+        n += is_plain(s[i]) ? 0 : qc_json_escape(escape, (unsigned char)s[i]) - 1;
     return n;
 }
 

@@ -111,30 +111,34 @@ static uint32_t hex4(const char *p, const char *end)
     return v;
 }
 
-/* s->p is at the backslash. */
-static qc_status scan_escape(scanner *s)
+/* Reads the escape at *p, steps over it, and gives the character that it means. */
+static qc_status read_escape(const scanner *s, const char **p, uint32_t *c)
 {
-    const char *at = s->p;
+    static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    const char *at = *p;
     if (s->end - at < 2)
         return fail_found(s, s->end, "expected the rest of an escape");
     if (at[1] != 'u') {
-        if (at[1] == '\0' || !strchr("\"\\/bfnrt", at[1]))
+        const char *hit = at[1] ? strchr(letters, at[1]) : NULL;
+        if (!hit)
             return fail_found(s, at + 1, "expected an escape");
-        s->p += 2;
+        *c = (unsigned char)meant[hit - letters];
+        *p += 2;
         return QC_OK;
     }
-    uint32_t v = hex4(at + 2, s->end);
-    if (v == UINT32_MAX)
+    *c = hex4(at + 2, s->end);
+    if (*c == UINT32_MAX)
         return fail_at(s, at, "\\u is not followed by four hexadecimal digits");
-    if (v == 0)
+    if (*c == 0)
         return fail_at(s, at, "\\u0000 is not accepted in a string");
-    s->p += 6;
-    if (v < 0xd800 || v > 0xdfff)
+    *p += 6;
+    if (*c < 0xd800 || *c > 0xdfff)
         return QC_OK;
-    if (v <= 0xdbff && s->end - s->p >= 6 && s->p[0] == '\\' && s->p[1] == 'u') {
-        uint32_t low = hex4(s->p + 2, s->end);
+    if (*c <= 0xdbff && s->end - *p >= 6 && (*p)[0] == '\\' && (*p)[1] == 'u') {
+        uint32_t low = hex4(*p + 2, s->end);
         if (low >= 0xdc00 && low <= 0xdfff) {
-            s->p += 6;
+            *c = 0x10000 + ((*c & 0x3ff) << 10) + (low & 0x3ff);
+            *p += 6;
             return QC_OK;
         }
     }
@@ -157,8 +161,9 @@ static qc_status scan_string_token(scanner *s, scan_string *out)
         if (*s->p == '"')
             break;
         if (*s->p == '\\') {
+            uint32_t c = 0;
             out->escaped = 1;
-            QC_TRY(scan_escape(s));
+            QC_TRY(read_escape(s, &s->p, &c));
         } else if ((unsigned char)*s->p < 0x20) {
             return fail_found(s, s->p, "no control character may stand in a string");
         } else {
@@ -177,68 +182,35 @@ static qc_status scan_string_token(scanner *s, scan_string *out)
     return QC_OK;
 }
 
-static size_t put_utf8(char *dst, uint32_t v)
+static size_t put_utf8(char *dst, uint32_t c)
 {
-    if (v < 0x80) {
-        dst[0] = (char)v;
-        return 1;
-    }
-    if (v < 0x800) {
-        dst[0] = (char)(0xc0 | v >> 6);
-        dst[1] = (char)(0x80 | (v & 0x3f));
-        return 2;
-    }
-    if (v < 0x10000) {
-        dst[0] = (char)(0xe0 | v >> 12);
-        dst[1] = (char)(0x80 | (v >> 6 & 0x3f));
-        dst[2] = (char)(0x80 | (v & 0x3f));
-        return 3;
-    }
-    dst[0] = (char)(0xf0 | v >> 18);
-    dst[1] = (char)(0x80 | (v >> 12 & 0x3f));
-    dst[2] = (char)(0x80 | (v >> 6 & 0x3f));
-    dst[3] = (char)(0x80 | (v & 0x3f));
-    return 4;
-}
-
-/* Unescapes a string that the scanner has passed. dst needs at most len bytes. */
-static size_t unescape(char *dst, const char *p, size_t len)
-{
-    static const char from[] = "bfnrt";
-    static const char to[] = "\b\f\n\r\t";
-    const char *end = p + len;
-    size_t n = 0;
-    while (p < end) {
-        if (*p != '\\') {
-            dst[n++] = *p++;
-            continue;
-        }
-        if (p[1] != 'u') {
-            const char *hit = strchr(from, p[1]);
-            dst[n++] = hit ? to[hit - from] : p[1];
-            p += 2;
-            continue;
-        }
-        uint32_t v = hex4(p + 2, end);
-        p += 6;
-        if (v >= 0xd800 && v <= 0xdbff) {
-            v = 0x10000 + ((v & 0x3ff) << 10) + (hex4(p + 2, end) & 0x3ff);
-            p += 6;
-        }
-        n += put_utf8(dst + n, v);
-    }
-    return n;
+    static const unsigned char leads[] = {0, 0xc0, 0xe0, 0xf0};
+    const unsigned more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3; /* bytes to follow */
+    dst[0] = (char)(leads[more] | c >> 6 * more);
+    for (unsigned i = 1; i <= more; i++)
+        dst[i] = (char)(0x80 | (c >> 6 * (more - i) & 0x3f));
+    return more + 1;
 }
 
 /* Copies a string that the scanner has passed to the arena, unescaped. */
 static qc_status keep_string(const scanner *s, const scan_string *from, const char **out)
 {
+    const char *p = from->p, *end = p + from->len;
     char *text = NULL;
     if (!from->escaped)
-        return qc_arena_strndup(s->arena, out, from->p, from->len, s->err);
+        return qc_arena_strndup(s->arena, out, p, from->len, s->err);
     QC_TRY(qc_arena_alloc(s->arena, &text, from->len + 1, 1, s->err));
-    text[unescape(text, from->p, from->len)] = '\0';
     *out = text;
+    while (p < end) {
+        uint32_t c = 0;
+        if (*p != '\\') {
+            *text++ = *p++;
+            continue;
+        }
+        QC_TRY(read_escape(s, &p, &c));
+        text += put_utf8(text, c);
+    }
+    *text = '\0';
     return QC_OK;
 }
 
@@ -279,7 +251,7 @@ static qc_status check_keys(const scanner *s, const qc_json_node *object, size_t
 
 static int is_digit(const scanner *s)
 {
-    return s->p < s->end && *s->p >= '0' && *s->p <= '9';
+    return s->p < s->end && qc_is_digit(*s->p);
 }
 
 static void skip_digits(scanner *s)

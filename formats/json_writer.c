@@ -41,29 +41,26 @@ static void new_line(qc_json_writer *w)
     }
 }
 
-/* Escapes as Python does with ensure_ascii=False, and also what a terminal would act on. */
-static void put_escape(qc_json_writer *w, uint32_t c)
+size_t qc_json_escape(char out[QC_JSON_ESCAPE_BYTES], uint32_t c)
 {
     static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* byte, letter */
-    char text[16] = {'\\', 0};
     for (size_t i = 0; i + 1 < sizeof named; i += 2) {
         if ((uint32_t)named[i] == c) {
-            text[1] = named[i + 1];
-            put(w, text, 2);
-            return;
+            out[0] = '\\';
+            out[1] = named[i + 1];
+            return 2;
         }
     }
-    if (c > 0xffff) { /* a pair of surrogates */
-        (void)snprintf(text, sizeof text, "\\u%04x", 0xd7c0u + (unsigned)(c >> 10));
-        put(w, text, 6);
-        c = 0xdc00 + (c & 0x3ff);
-    }
-    (void)snprintf(text, sizeof text, "\\u%04x", (unsigned)c & 0xffff);
-    put(w, text, 6);
+    if (c > 0xffff) /* a pair of surrogates */
+        return (size_t)snprintf(out, QC_JSON_ESCAPE_BYTES, "\\u%04x\\u%04x",
+                                0xd7c0u + (unsigned)(c >> 10), 0xdc00u + (unsigned)(c & 0x3ff));
+    return (size_t)snprintf(out, QC_JSON_ESCAPE_BYTES, "\\u%04x", (unsigned)c & 0xffff);
 }
 
+/* Escapes as Python does with ensure_ascii=False, and also what a terminal would act on. */
 static void put_string(qc_json_writer *w, const char *s, int replace)
 {
+    char escape[QC_JSON_ESCAPE_BYTES];
     const char *p = s;
     const char *run = p; /* bytes that need no escape */
     put(w, "\"", 1);
@@ -76,7 +73,7 @@ static void put_string(qc_json_writer *w, const char *s, int replace)
         }
         if (n == 0 || c == '"' || c == '\\' || qc_text_is_control(c)) {
             put(w, run, (size_t)(p - run));
-            put_escape(w, n ? c : REPLACEMENT);
+            put(w, escape, qc_json_escape(escape, n ? c : REPLACEMENT));
             run = p + (n ? n : 1);
         }
         p += n ? n : 1;

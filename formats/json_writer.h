@@ -65,6 +65,11 @@ void qc_json_put_u64s(qc_json_writer *w, const char *key, const uint64_t *v, uns
 /* Writes a list of texts, a line each. */
 void qc_json_put_texts(qc_json_writer *w, const char *key, const char *const *v, size_t count);
 
+/* Writes the escape of a character, without a NUL: \", \\ and the letters that JSON has, else
+ * \u00xx, or two of them. Returns its length. */
+#define QC_JSON_ESCAPE_BYTES 24
+size_t qc_json_escape(char out[QC_JSON_ESCAPE_BYTES], uint32_t c);
+
 /* Writes a finite double as Python's repr() does: the shortest digits that read back, an exponent
  * below 1e-4 and from 1e16 on, ".0" for whole numbers. Returns the length; buf is
  * NUL-terminated. */

@@ -38,26 +38,6 @@ static qc_status check_unique(const char **names, size_t count, const char *what
     return QC_OK;
 }
 
-/* Returns whether path is one of the sorted names with .zst added. */
-static int is_stored_name(const char *path, const char **names, size_t count)
-{
-    size_t low = 0, high = count, len = strlen(path);
-    if (!qc_ends_with(path, SHARD_SUFFIX STORED_SUFFIX))
-        return 0;
-    len -= strlen(STORED_SUFFIX);
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        int order = strncmp(names[mid], path, len);
-        if (order == 0 && names[mid][len] == '\0')
-            return 1;
-        if (order < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return 0;
-}
-
 /* Everything that becomes a file of the directory must have a name of its own. */
 static qc_status check_file_names(const qc_manifest *m, const char **names, qc_error *err)
 {
@@ -81,8 +61,14 @@ static qc_status check_file_names(const qc_manifest *m, const char **names, qc_e
     }
     QC_TRY(check_unique(names, n, "file", err));
     for (size_t i = 0; m->compressed && i < m->file_count; i++) {
-        if (is_stored_name(m->files[i].path, names, n))
-            QC_FAIL(err, QC_ERR_INPUT, "file: '%s' is the name of a shard", m->files[i].path);
+        char shard[PATH_MAX_BYTES + 1], *name = shard;
+        const char *path = m->files[i].path;
+        if (!qc_ends_with(path, SHARD_SUFFIX STORED_SUFFIX))
+            continue;
+        memcpy(shard, path, strlen(path) + 1);
+        shard[strlen(path) - strlen(STORED_SUFFIX)] = '\0';
+        if (bsearch(&name, names, n, sizeof *names, qc_by_text))
+            QC_FAIL(err, QC_ERR_INPUT, "file: '%s' is the name of a shard", path);
     }
     return QC_OK;
 }
@@ -115,22 +101,6 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
 }
 
 /* ---- Placement ------------------------------------------------------------------------------ */
-
-static qc_status check_asked(const qc_manifest_placement *p, qc_error *err)
-{
-    if (p->device_count > QC_MANIFEST_DEVICES_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: expected at most %u devices, found %zu",
-                QC_MANIFEST_DEVICES_MAX, p->device_count);
-    if (!p->vram)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: vram is missing");
-    if (!(p->margin > 0 && p->margin <= 1))
-        QC_FAIL(err, QC_ERR_INPUT,
-                "placement: margin: expected more than 0 and at most 1, found %g", p->margin);
-    if (p->kv_bits == 0 || p->kv_bits > 64)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: kv_bits: expected 1 to 64, found %" PRIu64,
-                p->kv_bits);
-    return QC_OK;
-}
 
 /* *shard is the first one that lies on the device; it is moved behind the last. */
 static qc_status check_device(const qc_manifest *m, size_t device, size_t *shard, qc_error *err)
@@ -172,7 +142,17 @@ static qc_status check_placement(const qc_manifest *m, qc_error *err)
     }
     if (p->device_count == 0)
         return QC_OK;
-    QC_TRY(check_asked(p, err));
+    if (p->device_count > QC_MANIFEST_DEVICES_MAX)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: expected at most %u devices, found %zu",
+                QC_MANIFEST_DEVICES_MAX, p->device_count);
+    if (!p->vram)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: vram is missing");
+    if (!(p->margin > 0 && p->margin <= 1))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "placement: margin: expected more than 0 and at most 1, found %g", p->margin);
+    if (p->kv_bits == 0 || p->kv_bits > 64)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: kv_bits: expected 1 to 64, found %" PRIu64,
+                p->kv_bits);
     for (size_t i = 0; i < p->device_count; i++)
         QC_TRY(check_device(m, i, &shard, err));
     return QC_OK;
@@ -313,16 +293,6 @@ static qc_status check_rules(const qc_manifest *m, qc_error *err)
     return QC_OK;
 }
 
-static qc_status fail_shard(const qc_manifest *m, size_t tensor, qc_error *err)
-{
-    qc_manifest_tensor room;
-    const qc_manifest_tensor *t = NULL;
-    QC_TRY(qc_manifest_row(m, tensor, &room, &t, err));
-    QC_FAIL(err, QC_ERR_INPUT,
-            "tensor '%s': its shard %" PRIu32 " is out of order or does not exist", t->name,
-            t->shard);
-}
-
 static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *err)
 {
     if (!c)
@@ -339,17 +309,6 @@ static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *e
     return QC_OK;
 }
 
-static qc_status check_adapters(const qc_manifest *m, qc_error *err)
-{
-    for (size_t i = 0; i < m->adapter_count; i++) {
-        if (!m->adapters[i].name || !*m->adapters[i].name)
-            QC_FAIL(err, QC_ERR_INPUT, "manifest: adapters[%zu] has no name", i);
-        if (!isfinite(m->adapters[i].scale))
-            QC_FAIL(err, QC_ERR_INPUT, "manifest: adapters[%zu]: scale is not finite", i);
-    }
-    return QC_OK;
-}
-
 qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
 {
     size_t next = 0;
@@ -360,12 +319,24 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
         QC_FAIL(err, QC_ERR_INPUT, "manifest: level: expected 1 to 19, found %d", m->level);
     QC_TRY(check_rules(m, err));
     QC_TRY(check_calibration(m->calibration, err));
-    QC_TRY(check_adapters(m, err));
+    for (size_t i = 0; i < m->adapter_count; i++) {
+        if (!m->adapters[i].name || !*m->adapters[i].name)
+            QC_FAIL(err, QC_ERR_INPUT, "manifest: adapters[%zu] has no name", i);
+        if (!isfinite(m->adapters[i].scale))
+            QC_FAIL(err, QC_ERR_INPUT, "manifest: adapters[%zu]: scale is not finite", i);
+    }
     st = check_names(m, err);
     for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
         st = check_shard(m, (uint32_t)i, &next, err);
-    if (st == QC_OK && next != m->tensor_count)
-        st = fail_shard(m, next, err);
+    if (st == QC_OK && next != m->tensor_count) {
+        qc_manifest_tensor room;
+        const qc_manifest_tensor *t = NULL;
+        st = qc_manifest_row(m, next, &room, &t, err);
+        if (st == QC_OK)
+            st = QC_ERROR(err, QC_ERR_INPUT,
+                          "tensor '%s': its shard %" PRIu32 " is out of order or does not exist",
+                          t->name, t->shard);
+    }
     if (st == QC_OK)
         st = check_placement(m, err);
     if (st != QC_OK)

@@ -14,12 +14,6 @@
 
 /* ---- Tensor by tensor ----------------------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b)
-{
-    const qc_manifest_tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
 /* "BF16 [32, 64] from byte 128" */
 static const char *place_text(char out[PLACE_BYTES], qc_dtype dtype, const uint64_t *dims,
                               unsigned ndim, uint64_t begin)
@@ -65,7 +59,7 @@ qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end, qc_he
     QC_TRY(qc_calloc(&rows, end - first, sizeof(qc_manifest_tensor *), err));
     for (size_t i = first; i < end; i++)
         rows[i - first] = &m->tensors[i];
-    qsort(rows, end - first, sizeof(qc_manifest_tensor *), by_name);
+    qsort(rows, end - first, sizeof(qc_manifest_tensor *), qc_by_text_behind);
     qc_status st = QC_OK;
     for (size_t i = 0, j = 0; st == QC_OK && (i < end - first || j < count);) {
         qc_header_tensor found;
@@ -140,11 +134,18 @@ static void parsed_at(const void *ctx, size_t i, qc_header_tensor *out)
     *out = (qc_header_tensor){p->header->tensors[i], p->shard};
 }
 
-/* Handles a header that another program spelled, or that says something else. */
-static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t shard,
-                                size_t first, size_t end, qc_error *err)
+/* A header that another program spelled, or that says something else, is parsed. */
+qc_status qc_shard_header_check(const char *header, const qc_digest *digest, const qc_manifest *m,
+                                size_t shard, size_t first, size_t end, qc_error *err)
 {
     const qc_manifest_shard *s = &m->shards[shard];
+    int yes = 0;
+    QC_TRY(is_as_written(&yes, header, (size_t)s->header_bytes, m, first, end, err));
+    if (!yes && !qc_digest_equal(digest, &s->header))
+        QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: its bytes are not those that were written",
+                s->name, qc_manifest_ending(m));
+    if (yes)
+        return QC_OK;
     qc_st_header h;
     uint64_t n = 0;
     qc_status st = qc_st_header_length((const unsigned char *)header, (size_t)s->header_bytes,
@@ -163,16 +164,4 @@ static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t
     st = qc_manifest_hold(m, first, end, parsed_at, &p, h.tensor_count, err);
     qc_st_header_deinit(&h);
     return st;
-}
-
-qc_status qc_shard_header_check(const char *header, const qc_digest *digest, const qc_manifest *m,
-                                size_t shard, size_t first, size_t end, qc_error *err)
-{
-    const qc_manifest_shard *s = &m->shards[shard];
-    int yes = 0;
-    QC_TRY(is_as_written(&yes, header, (size_t)s->header_bytes, m, first, end, err));
-    if (!yes && !qc_digest_equal(digest, &s->header))
-        QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: its bytes are not those that were written",
-                s->name, qc_manifest_ending(m));
-    return yes ? QC_OK : parse_and_hold(header, m, shard, first, end, err);
 }

@@ -63,22 +63,6 @@ static qc_status read_at(const source *s, uint64_t at, char *dst, size_t len, qc
     return QC_OK;
 }
 
-static qc_status find_seal(const source *s, uint64_t *covered, qc_digest *want, qc_error *err)
-{
-    enum { TAIL = sizeof SEAL_TAIL - 1, KEY = sizeof SEAL_BEFORE - 1 };
-    char end[KEY + HEX_BYTES + TAIL] = {0}, hex[QC_DIGEST_HEX_BYTES] = {0};
-    if (s->len >= sizeof end)
-        QC_TRY(read_at(s, s->len - sizeof end, end, sizeof end, err));
-    if (s->len < sizeof end || memcmp(end + sizeof end - TAIL, SEAL_TAIL, TAIL) != 0)
-        QC_FAIL(err, QC_ERR_CHECK,
-                "it does not end as it was written, so it was cut short or changed");
-    memcpy(hex, end + KEY, HEX_BYTES);
-    if (memcmp(end, SEAL_BEFORE, KEY) != 0 || qc_digest_from_hex(want, hex) != 0)
-        QC_FAIL(err, QC_ERR_CHECK, "it has no digest at its end, so it was cut short or changed");
-    *covered = s->len - TAIL - HEX_BYTES;
-    return QC_OK;
-}
-
 /* Feeds the text to `cut` bit by bit. *digest is that of the first `covered` bytes. */
 static qc_status read_through(const source *s, qc_json_cut *cut, uint64_t covered,
                               qc_digest *digest, qc_error *err)
@@ -107,13 +91,23 @@ done:
     return st;
 }
 
-/* Checks the digest first; *rows: elements of the list of tensors. */
+/* Finds the digest at the end and checks it; *rows: elements of the list of tensors. */
 static qc_status check_seal(const source *s, uint64_t *covered, qc_digest *want, size_t *rows,
                             qc_error *err)
 {
+    enum { TAIL = sizeof SEAL_TAIL - 1, KEY = sizeof SEAL_BEFORE - 1 };
+    char end[KEY + HEX_BYTES + TAIL] = {0}, hex[QC_DIGEST_HEX_BYTES] = {0};
     qc_digest have;
     qc_json_cut cut;
-    QC_TRY(find_seal(s, covered, want, err));
+    if (s->len >= sizeof end)
+        QC_TRY(read_at(s, s->len - sizeof end, end, sizeof end, err));
+    if (s->len < sizeof end || memcmp(end + sizeof end - TAIL, SEAL_TAIL, TAIL) != 0)
+        QC_FAIL(err, QC_ERR_CHECK,
+                "it does not end as it was written, so it was cut short or changed");
+    memcpy(hex, end + KEY, HEX_BYTES);
+    if (memcmp(end, SEAL_BEFORE, KEY) != 0 || qc_digest_from_hex(want, hex) != 0)
+        QC_FAIL(err, QC_ERR_CHECK, "it has no digest at its end, so it was cut short or changed");
+    *covered = s->len - TAIL - HEX_BYTES;
     qc_json_cut_init(&cut, &(qc_json_parts){.list = "tensors"});
     qc_status st = read_through(s, &cut, *covered, &have, err);
     *rows = (size_t)cut.elements;
@@ -143,69 +137,43 @@ static qc_status read_compression(qc_manifest *m, qc_json_walk *top, qc_error *e
     return qc_json_leave(&w, err);
 }
 
-static qc_status read_calibration(qc_manifest *m, qc_json_walk *options, qc_error *err)
-{
-    qc_manifest_calibration *c = NULL;
-    qc_json_walk w;
-    QC_TRY(qc_json_take_in(options, "calibrate", QC_JSON_OBJECT, &w, err));
-    QC_TRY(qc_arena_alloc(options->arena, &c, 1, sizeof *c, err));
-    const unsigned when = qc_json_is_next(&w, "hessians") ? QC_WHEN_HESSIANS : QC_WHEN_TEXT;
-    QC_TRY(qc_json_take_rows(&w, qc_manifest_calibration_rows, when, c, err));
-    m->calibration = c;
-    return qc_json_leave(&w, err);
-}
-
-static qc_status read_rules(qc_manifest *m, qc_json_walk *options, qc_error *err)
+static qc_status read_options(qc_manifest *m, qc_json_walk *top, uint64_t version, qc_error *err)
 {
     const size_t prefix = sizeof QC_MANIFEST_SCALE_RULE - 1;
-    qc_json_walk rules;
-    QC_TRY(qc_json_take_in(options, "rules", QC_JSON_ARRAY, &rules, err));
+    qc_json_walk w, rules, inner;
+    QC_TRY(qc_json_take_in(top, "options", QC_JSON_OBJECT, &w, err));
+    QC_TRY(qc_json_take_rows(&w, qc_manifest_option_rows, 0, m, err));
+    QC_TRY(qc_json_take_in(&w, "rules", QC_JSON_ARRAY, &rules, err));
     m->rule_count = qc_json_count(rules.in);
-    QC_TRY(qc_arena_alloc(options->arena, &m->rules, m->rule_count, sizeof *m->rules, err));
+    QC_TRY(qc_arena_alloc(w.arena, &m->rules, m->rule_count, sizeof *m->rules, err));
     for (size_t i = 0; i < m->rule_count; i++, rules.next = qc_json_next(rules.next)) {
         const char *s = NULL;
         QC_TRY(qc_json_as_string(rules.next, "rules", &s, err));
-        QC_TRY(qc_arena_strdup(options->arena, &m->rules[i], s, err));
+        QC_TRY(qc_arena_strdup(w.arena, &m->rules[i], s, err));
     }
     const char *last = m->rule_count > 0 ? m->rules[m->rule_count - 1] : "";
     if (strncmp(last, QC_MANIFEST_SCALE_RULE, prefix) == 0) {
         m->scale = last + prefix;
         m->rule_count--;
     }
-    return QC_OK;
-}
-
-static qc_status read_options(qc_manifest *m, qc_json_walk *top, uint64_t version, qc_error *err)
-{
-    qc_json_walk w;
-    QC_TRY(qc_json_take_in(top, "options", QC_JSON_OBJECT, &w, err));
-    QC_TRY(qc_json_take_rows(&w, qc_manifest_option_rows, 0, m, err));
-    QC_TRY(read_rules(m, &w, err));
     if (version == QC_MANIFEST_VERSION_CALIBRATED ||
-        (version == QC_MANIFEST_VERSION_MERGED && qc_json_is_next(&w, "calibrate")))
-        QC_TRY(read_calibration(m, &w, err));
+        (version == QC_MANIFEST_VERSION_MERGED && qc_json_is_next(&w, "calibrate"))) {
+        qc_manifest_calibration *c = NULL;
+        QC_TRY(qc_json_take_in(&w, "calibrate", QC_JSON_OBJECT, &inner, err));
+        QC_TRY(qc_arena_alloc(w.arena, &c, 1, sizeof *c, err));
+        const unsigned when = qc_json_is_next(&inner, "hessians") ? QC_WHEN_HESSIANS : QC_WHEN_TEXT;
+        QC_TRY(qc_json_take_rows(&inner, qc_manifest_calibration_rows, when, c, err));
+        QC_TRY(qc_json_leave(&inner, err));
+        m->calibration = c;
+    }
     return qc_json_leave(&w, err);
-}
-
-static qc_status read_tensor_source(qc_manifest_tensor *t, qc_json_walk *w, qc_error *err)
-{
-    const qc_json_node *n = NULL;
-    qc_json_walk s;
-    QC_TRY(qc_json_take_in(w, "source", QC_JSON_OBJECT, &s, err));
-    QC_TRY(qc_json_take(&s, "name", &n, err));
-    QC_TRY(qc_json_as_string(n, "name", &t->source_name, err));
-    if (strcmp(t->source_name, t->name) == 0)
-        t->source_name = t->name; /* as most are */
-    else
-        QC_TRY(qc_arena_strdup(w->arena, &t->source_name, t->source_name, err));
-    QC_TRY(qc_json_take_rows(&s, qc_manifest_tensor_source_rows, 0, t, err));
-    return qc_json_leave(&s, err);
 }
 
 static qc_status read_tensor(qc_manifest_tensor *t, const qc_manifest *m, qc_json_walk *w,
                              qc_error *err)
 {
-    qc_json_walk dims, o;
+    const qc_json_node *name = NULL;
+    qc_json_walk dims, inner;
     QC_TRY(qc_json_take_rows(w, qc_manifest_tensor_rows, 0, t, err));
     QC_TRY(qc_json_take_in(w, "shape", QC_JSON_ARRAY, &dims, err));
     for (; dims.next; dims.next = qc_json_next(dims.next)) {
@@ -222,35 +190,31 @@ static qc_status read_tensor(qc_manifest_tensor *t, const qc_manifest *m, qc_jso
         QC_TRY(qc_json_take_rows(w, qc_manifest_error_rows, 0, t, err));
     if (m->calibration && qc_json_is_next(w, "calibrated")) {
         qc_manifest_outputs *outputs = NULL;
-        QC_TRY(qc_json_take_in(w, "calibrated", QC_JSON_OBJECT, &o, err));
+        QC_TRY(qc_json_take_in(w, "calibrated", QC_JSON_OBJECT, &inner, err));
         QC_TRY(qc_arena_alloc(w->arena, &outputs, 1, sizeof *outputs, err));
-        QC_TRY(qc_json_take_rows(&o, qc_manifest_output_rows, 0, outputs, err));
-        QC_TRY(qc_json_leave(&o, err));
+        QC_TRY(qc_json_take_rows(&inner, qc_manifest_output_rows, 0, outputs, err));
+        QC_TRY(qc_json_leave(&inner, err));
         t->outputs = outputs;
     }
-    if (qc_json_is_next(w, "source"))
-        QC_TRY(read_tensor_source(t, w, err));
+    if (qc_json_is_next(w, "source")) {
+        QC_TRY(qc_json_take_in(w, "source", QC_JSON_OBJECT, &inner, err));
+        QC_TRY(qc_json_take(&inner, "name", &name, err));
+        QC_TRY(qc_json_as_string(name, "name", &t->source_name, err));
+        if (strcmp(t->source_name, t->name) == 0)
+            t->source_name = t->name; /* as most are */
+        else
+            QC_TRY(qc_arena_strdup(w->arena, &t->source_name, t->source_name, err));
+        QC_TRY(qc_json_take_rows(&inner, qc_manifest_tensor_source_rows, 0, t, err));
+        QC_TRY(qc_json_leave(&inner, err));
+    }
     return qc_json_leave(w, err);
-}
-
-static qc_status read_placement(qc_manifest *m, qc_json_walk *top, qc_error *err)
-{
-    qc_manifest_placement *p = &m->placement;
-    qc_json_walk w;
-    QC_TRY(qc_json_take_in(top, "placement", QC_JSON_OBJECT, &w, err));
-    QC_TRY(qc_json_take_rows(&w, qc_manifest_placement_rows, 0, p, err));
-    QC_TRY(qc_json_take_list(&w, "devices", qc_manifest_device_rows, 0, &p->devices,
-                             &p->device_count, sizeof *p->devices, err));
-    if (p->device_count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: devices is empty; expected at least one");
-    return qc_json_leave(&w, err);
 }
 
 static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
 {
     const qc_json_node *n = NULL;
     head h = {0};
-    qc_json_walk top;
+    qc_json_walk top, inner;
     QC_TRY(qc_json_enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
     QC_TRY(qc_json_take_rows(&top, head_rows, 0, &h, err));
     if (strcmp(h.format, QC_MANIFEST_FORMAT) != 0 || h.version < QC_MANIFEST_VERSION ||
@@ -263,13 +227,22 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
     QC_TRY(read_compression(m, &top, err));
     QC_TRY(read_options(m, &top, h.version, err));
     if (h.version == QC_MANIFEST_VERSION_PLACED ||
-        (h.version >= QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(&top, "placement")))
-        QC_TRY(read_placement(m, &top, err));
-    if (h.version == QC_MANIFEST_VERSION_MERGED)
+        (h.version >= QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(&top, "placement"))) {
+        qc_manifest_placement *p = &m->placement;
+        QC_TRY(qc_json_take_in(&top, "placement", QC_JSON_OBJECT, &inner, err));
+        QC_TRY(qc_json_take_rows(&inner, qc_manifest_placement_rows, 0, p, err));
+        QC_TRY(qc_json_take_list(&inner, "devices", qc_manifest_device_rows, 0, &p->devices,
+                                 &p->device_count, sizeof *p->devices, err));
+        if (p->device_count == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "placement: devices is empty; expected at least one");
+        QC_TRY(qc_json_leave(&inner, err));
+    }
+    if (h.version == QC_MANIFEST_VERSION_MERGED) {
         QC_TRY(qc_json_take_list(&top, "adapters", qc_manifest_adapter_rows, 0, &m->adapters,
                                  &m->adapter_count, sizeof *m->adapters, err));
-    if (h.version == QC_MANIFEST_VERSION_MERGED && m->adapter_count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "adapters is empty; expected at least one");
+        if (m->adapter_count == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "adapters is empty; expected at least one");
+    }
     QC_TRY(qc_json_take_list(&top, "sources", qc_manifest_source_rows, 0, &m->sources,
                              &m->source_count, sizeof *m->sources, err));
     QC_TRY(qc_json_take_list(&top, "shards", qc_manifest_shard_rows, qc_manifest_when(m),
@@ -348,27 +321,24 @@ static qc_status take_tail(void *ctx, const char *text, size_t len, qc_error *er
     return st;
 }
 
-static qc_status read_parts(qc_manifest *m, qc_arena *arena, const source *s, qc_error *err)
+static qc_status parse(qc_manifest *out, qc_arena *arena, const source *s, qc_error *err)
 {
-    reader r = {.m = m, .arena = arena};
+    reader r = {.m = out, .arena = arena};
     qc_json_cut cut;
     uint64_t covered = 0;
     qc_digest want, have;
-    QC_TRY(check_seal(s, &covered, &want, &r.rows, err));
-    qc_json_cut_init(&cut, &(qc_json_parts){"tensors", take_head, take_row, take_tail, &r});
-    qc_status st = read_through(s, &cut, covered, &have, err);
-    if (st == QC_OK)
-        st = qc_json_cut_finish(&cut, err);
-    qc_json_cut_deinit(&cut);
-    if (st == QC_OK && (!r.has_tail || m->tensor_count != r.rows || !qc_digest_equal(&want, &have)))
-        st = QC_ERROR(err, QC_ERR_CHECK, "it changes while it is read");
-    return st;
-}
-
-static qc_status parse(qc_manifest *out, qc_arena *arena, const source *s, qc_error *err)
-{
     memset(out, 0, sizeof *out);
-    qc_status st = read_parts(out, arena, s, err);
+    qc_status st = check_seal(s, &covered, &want, &r.rows, err);
+    if (st == QC_OK) {
+        qc_json_cut_init(&cut, &(qc_json_parts){"tensors", take_head, take_row, take_tail, &r});
+        st = read_through(s, &cut, covered, &have, err);
+        if (st == QC_OK)
+            st = qc_json_cut_finish(&cut, err);
+        qc_json_cut_deinit(&cut);
+    }
+    if (st == QC_OK &&
+        (!r.has_tail || out->tensor_count != r.rows || !qc_digest_equal(&want, &have)))
+        st = QC_ERROR(err, QC_ERR_CHECK, "it changes while it is read");
     if (st != QC_OK)
         qc_error_prefix(err, "manifest");
     else
@@ -382,22 +352,6 @@ qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text,
                             qc_error *err)
 {
     return parse(out, arena, &(source){.text = text, .len = len}, err);
-}
-
-static qc_status parse_file(qc_manifest *out, qc_arena *arena, const char *path, qc_error *err)
-{
-    qc_file file = QC_FILE_CLOSED;
-    source s = {.file = &file};
-    memset(out, 0, sizeof *out);
-    QC_TRY(qc_file_open_read(&file, path, err));
-    qc_status st = qc_file_size(&file, &s.len, err);
-    if (st == QC_OK && s.len > TEXT_MAX)
-        st = QC_ERROR(err, QC_ERR_INPUT, "%s has %llu bytes; at most %zu are read", path,
-                      (unsigned long long)s.len, TEXT_MAX);
-    else if (st == QC_OK && (st = parse(out, arena, &s, err)) != QC_OK)
-        qc_error_prefix(err, "%s", path);
-    qc_file_discard(&file);
-    return st;
 }
 
 qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir, qc_error *err)
@@ -414,7 +368,18 @@ qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir, q
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s has no %s, so it is not an output of qconv, or one that is not finished", dir,
                 QC_MANIFEST_NAME);
-    qc_status st = parse_file(out, arena, path, err);
+    qc_file file = QC_FILE_CLOSED;
+    source s = {.file = &file};
+    memset(out, 0, sizeof *out);
+    qc_status st = qc_file_open_read(&file, path, err);
+    if (st == QC_OK)
+        st = qc_file_size(&file, &s.len, err);
+    if (st == QC_OK && s.len > TEXT_MAX)
+        st = QC_ERROR(err, QC_ERR_INPUT, "%s has %llu bytes; at most %zu are read", path,
+                      (unsigned long long)s.len, TEXT_MAX);
+    else if (st == QC_OK && (st = parse(out, arena, &s, err)) != QC_OK)
+        qc_error_prefix(err, "%s", path);
+    qc_file_discard(&file);
     if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED)
         st = qc_error_recode(err, QC_ERR_CHECK);
     return st;

@@ -17,23 +17,6 @@ void qc_manifest_put_adapters(qc_json_writer *w, const qc_manifest *m)
                          sizeof *m->adapters);
 }
 
-static void put_options(qc_json_writer *w, const qc_manifest *m)
-{
-    qc_json_begin_object(w, "options");
-    qc_json_put_rows(w, qc_manifest_option_rows, 0, m);
-    qc_json_begin_list(w, "rules");
-    for (size_t i = 0; i < m->rule_count; i++)
-        qc_json_put_text(w, NULL, m->rules[i]);
-    if (m->scale) {
-        char rule[64];
-        (void)snprintf(rule, sizeof rule, QC_MANIFEST_SCALE_RULE "%s", m->scale);
-        qc_json_put_text(w, NULL, rule);
-    }
-    qc_json_end(w);
-    qc_manifest_put_calibration(w, m->calibration);
-    qc_json_end(w);
-}
-
 static void put_head(qc_json_writer *w, const qc_manifest *m)
 {
     const qc_manifest_placement *p = &m->placement;
@@ -50,7 +33,19 @@ static void put_head(qc_json_writer *w, const qc_manifest *m)
         qc_json_put_text(w, "zstd_version", m->zstd_version);
         qc_json_end(w);
     }
-    put_options(w, m);
+    qc_json_begin_object(w, "options");
+    qc_json_put_rows(w, qc_manifest_option_rows, 0, m);
+    qc_json_begin_list(w, "rules");
+    for (size_t i = 0; i < m->rule_count; i++)
+        qc_json_put_text(w, NULL, m->rules[i]);
+    if (m->scale) {
+        char rule[64];
+        (void)snprintf(rule, sizeof rule, QC_MANIFEST_SCALE_RULE "%s", m->scale);
+        qc_json_put_text(w, NULL, rule);
+    }
+    qc_json_end(w);
+    qc_manifest_put_calibration(w, m->calibration);
+    qc_json_end(w);
     if (p->device_count > 0) {
         qc_json_begin_object(w, "placement");
         qc_json_put_rows(w, qc_manifest_placement_rows, 0, p);

@@ -1,6 +1,7 @@
 #include "formats/read_ahead.h"
 
 #include "base/alloc.h"
+#include "base/workers.h"
 
 #include <string.h>
 
@@ -19,8 +20,7 @@ qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn 
     atomic_init(&r->asked, 0);
     QC_TRY(qc_calloc(&v, count, 1, err));
     r->fresh = v;
-    if (pthread_mutex_init(&r->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
+    QC_TRY(qc_lock_init(&r->lock, NULL, err));
     r->have_lock = 1;
     return QC_OK;
 }

@@ -90,10 +90,10 @@ static sort_item item_of(const qc_out_tensor *t, uint32_t index)
     return (sort_item){t->st.name, suffix_of(t), (uint32_t)stem_bytes(t), t->st.dtype, index};
 }
 
-static int same_name(const qc_out_tensor *a, const qc_out_tensor *b)
+static int compare_names(const qc_out_tensor *a, const qc_out_tensor *b)
 {
     const sort_item one = item_of(a, 0), two = item_of(b, 0);
-    return compare_items(&one, &two) == 0;
+    return compare_items(&one, &two);
 }
 
 static qc_out_tensor get(qc_out_tensors tensors, uint32_t i)
@@ -214,7 +214,7 @@ static qc_status check_names(qc_out_tensors tensors, qc_strbuf *name, qc_error *
         size_t at = (size_t)qc_load_le64(digest.b) & (slots - 1);
         for (; table[at]; at = (at + 1) & (slots - 1)) {
             const qc_out_tensor other = get(tensors, table[at] - 1);
-            if (same_name(&other, &t))
+            if (compare_names(&other, &t) == 0)
                 QC_TRY_GOTO(st, done,
                             QC_ERROR(err, QC_ERR_INPUT, "two output tensors would be called '%s'",
                                      name->data));
@@ -230,8 +230,7 @@ static int by_name(const void *pa, const void *pb, void *tensors)
 {
     const qc_out_tensor a = get(*(const qc_out_tensors *)tensors, *(const uint32_t *)pa);
     const qc_out_tensor b = get(*(const qc_out_tensors *)tensors, *(const uint32_t *)pb);
-    const sort_item one = item_of(&a, 0), two = item_of(&b, 0);
-    return compare_items(&one, &two);
+    return compare_names(&a, &b);
 }
 
 /* Each comparison asks for the descriptions again: keeping all names would take more memory than
@@ -278,21 +277,6 @@ static qc_status named(qc_out_tensor *t, qc_strbuf *name, const qc_layout *l,
     return QC_OK;
 }
 
-static qc_status count_header(const qc_layout *l, qc_shard *s, qc_out_tensors tensors,
-                              qc_strbuf *name, qc_error *err)
-{
-    uint64_t bytes = 0;
-    qc_out_tensor t;
-    for (uint32_t i = 0; i < s->count; i++) {
-        QC_TRY(named(&t, name, l, tensors, s->order[i], err));
-        bytes += qc_st_header_entry_bytes(&t.st);
-    }
-    qc_status st = qc_st_header_bytes(&s->header_bytes, bytes, s->count, &pt_format, 1, err);
-    if (st != QC_OK)
-        qc_error_prefix(err, "%s", s->name);
-    return st;
-}
-
 qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t shard,
                            qc_out_tensors tensors, qc_error *err)
 {
@@ -311,15 +295,6 @@ qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t sha
         st = qc_st_header_end(out, start, err);
     qc_strbuf_deinit(&name);
     return st;
-}
-
-static qc_status name_shard(qc_shard *s, qc_arena *arena, const char *stem, uint32_t index,
-                            uint32_t count, qc_error *err)
-{
-    if (count == 1)
-        return qc_arena_printf(arena, &s->name, err, "%s.safetensors", stem);
-    return qc_arena_printf(arena, &s->name, err, "%s-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
-                           stem, index + 1, count);
 }
 
 qc_status qc_layout_index_name(const char **out, qc_arena *arena, const char *shard, qc_error *err)
@@ -364,8 +339,22 @@ static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors
         st = place(&out->shards[i], tensors, items, out->begins, err);
     qc_free(items);
     for (uint32_t i = 0; st == QC_OK && i < out->count; i++) {
-        QC_TRY(name_shard(&out->shards[i], arena, stem, i, out->count, err));
-        QC_TRY(count_header(out, &out->shards[i], tensors, name, err));
+        qc_shard *s = &out->shards[i];
+        uint64_t bytes = 0;
+        qc_out_tensor t;
+        if (out->count == 1)
+            QC_TRY(qc_arena_printf(arena, &s->name, err, "%s.safetensors", stem));
+        else
+            QC_TRY(qc_arena_printf(arena, &s->name, err,
+                                   "%s-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", stem, i + 1,
+                                   out->count));
+        for (uint32_t k = 0; k < s->count; k++) {
+            QC_TRY(named(&t, name, out, tensors, s->order[k], err));
+            bytes += qc_st_header_entry_bytes(&t.st);
+        }
+        st = qc_st_header_bytes(&s->header_bytes, bytes, s->count, &pt_format, 1, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "%s", s->name);
     }
     return st;
 }

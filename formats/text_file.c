@@ -61,6 +61,18 @@ qc_status qc_text_file_finish(qc_text_file *t, qc_error *err)
     return qc_dir_sync_holder(t->path, err);
 }
 
+qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err)
+{
+    qc_text_file t;
+    qc_status st = qc_text_file_open(&t, path, err);
+    if (st == QC_OK)
+        st = qc_file_pwrite(&t.file, bytes, len, 0, err);
+    if (st == QC_OK)
+        st = qc_text_file_finish(&t, err);
+    qc_text_file_deinit(&t);
+    return st;
+}
+
 void qc_text_file_deinit(qc_text_file *t)
 {
     qc_file_discard(&t->file);

@@ -29,6 +29,8 @@ QC_NODISCARD qc_status qc_text_file_flush(qc_text_file *t, qc_error *err);
 qc_digest qc_text_file_digest(const qc_text_file *t);
 /* Writes the rest and syncs the file, gives it its name, and syncs the folder. */
 QC_NODISCARD qc_status qc_text_file_finish(qc_text_file *t, qc_error *err);
+/* Writes a file whose text is all there: path.tmp, which is synced, then renamed to path. */
+QC_NODISCARD qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err);
 /* Removes the file unless qc_text_file_finish has named it. You may call it at any time. */
 void qc_text_file_deinit(qc_text_file *t);
 

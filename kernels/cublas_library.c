@@ -3,9 +3,8 @@
 #include "kernels/cuda_library.h"
 
 #include "base/alloc.h"
+#include "base/workers.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 
 /* The few values of cublas_api.h and library_types.h that are needed; CUDA 11, 12 and 13 have the
@@ -65,19 +64,25 @@ static qc_status check(int code, const char *what, qc_error *err)
 
 static qc_status load(qc_cublas *c, int runtime_version, qc_error *err)
 {
-    const int versions[] = {runtime_version / 1000, 13, 12, 11};
-    const qc_cuda_library l = {
-        .title = "cuBLAS",
+    char own[32];
+    (void)snprintf(own, sizeof own, "libcublas.so.%d", runtime_version / 1000);
+    const qc_library l = {
         .variable = "QCONV_LIBCUBLAS",
-        .file = "libcublas",
-        .none = "none of libcublas.so.13, .12 and .11",
-        .versions = versions,
-        .version_count = sizeof versions / sizeof *versions,
+        .files = (const char *const[]){own, "libcublas.so.13", "libcublas.so.12", "libcublas.so.11",
+                                       NULL},
+        .places = qc_cuda_places,
         .names = function_names,
         .name_count = sizeof function_names / sizeof *function_names,
+        .needed_count = sizeof function_names / sizeof *function_names,
+        .missing = QC_ERR_DEVICE,
+        .title = "cuBLAS cannot be loaded",
+        .no_file = {"", " could not be opened"},
+        .none = "none of libcublas.so.13, .12 and .11 could be opened; install it, or name its "
+                "file in QCONV_LIBCUBLAS",
+        .no_function = {"", " is too old: it has no ", ""},
     };
     _Static_assert(sizeof function_names == sizeof c->f, "one pointer per name, in order");
-    return qc_cuda_library_open(&c->library, &c->f, &l, err);
+    return qc_library_open(&c->library, &c->f, &l, err);
 }
 
 qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
@@ -87,10 +92,7 @@ qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
     *out = NULL;
     QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
-    if (pthread_mutex_init(&c->lock, NULL) != 0) {
-        st = QC_ERROR(err, QC_ERR_NOMEM, "a mutex could not be made");
-        goto failed;
-    }
+    QC_TRY_GOTO(st, failed, qc_lock_init(&c->lock, NULL, err));
     c->lock_made = 1;
     QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cublasCreate", err));
     QC_TRY_GOTO(st, failed,
@@ -114,8 +116,7 @@ void qc_cublas_close(qc_cublas *c)
         (void)c->f.destroy(c->handle);
     if (c->lock_made)
         (void)pthread_mutex_destroy(&c->lock);
-    if (c->library)
-        (void)dlclose(c->library);
+    qc_library_close(c->library);
     qc_free(c);
 }
 

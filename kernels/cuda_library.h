@@ -7,6 +7,7 @@
 #define QC_KERNELS_CUDA_LIBRARY_H
 
 #include "base/dtype.h"
+#include "base/open_library.h"
 #include "kernels/cuda_device.h"
 
 QC_C_BEGIN
@@ -16,7 +17,7 @@ QC_C_BEGIN
 typedef struct qc_cublas qc_cublas;
 
 /* Opens cuBLAS for the current device. QCONV_LIBCUBLAS names the library; otherwise libcublas.so of
- * the runtime's own major version is tried, then .13, .12 and .11, in the places of cuda_library.h.
+ * the runtime's own major version is tried, then .13, .12 and .11, in qc_cuda_places.
  * QC_ERR_DEVICE with one sentence where there is none, or where it does not start. */
 QC_NODISCARD qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err);
 void qc_cublas_close(qc_cublas *c); /* accepts NULL */
@@ -64,7 +65,7 @@ typedef struct qc_cusolver qc_cusolver;
 
 /* Opens cuSOLVER for the current device. QCONV_LIBCUSOLVER names the library; otherwise
  * libcusolver.so of the runtime's own generation is tried (.12 with CUDA 13, .11 with CUDA 11 and
- * 12), then the other, in the places of cuda_library.h. QC_ERR_DEVICE with one sentence where there
+ * 12), then the other, in qc_cuda_places. QC_ERR_DEVICE with one sentence where there
  * is none, it is too old, or it does not start. */
 QC_NODISCARD qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err);
 void qc_cusolver_close(qc_cusolver *c); /* accepts NULL */
@@ -82,30 +83,13 @@ QC_NODISCARD qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a,
 QC_NODISCARD qc_status qc_cusolver_solve(qc_cusolver *c, uint64_t n, const double *factor,
                                          uint64_t count, double *x, qc_cuda_stream s,
                                          qc_error *err);
-/* Gives the bytes of device memory that factor's workspace takes at most, as the library says. */
-QC_NODISCARD qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes,
-                                                qc_error *err);
 
-/* ---- the opener, inside kernels/ only ---- */
+/* ---- inside kernels/ only ---- */
 
-typedef struct {
-    const char *title;    /* "cuBLAS", for messages */
-    const char *variable; /* the environment variable that names the file */
-    const char *file;     /* "libcublas". Without the variable it is looked for where the loader
-                             looks, in a toolkit (CUDA_HOME, CUDA_PATH, /usr/local/cuda) and in
-                             wheels (VIRTUAL_ENV, CONDA_PREFIX) */
-    const char *none;     /* the message where there is no such file */
-    const int *versions;  /* of the file; the first one that is there is taken */
-    size_t version_count;
-    const char *const *names; /* of functions */
-    size_t name_count;
-} qc_cuda_library;
+/* The folders of a toolkit, and of the wheels in a Python environment, whose libraries find each
+ * other. */
+extern const qc_library_place qc_cuda_places[];
 
-/* Fills functions, a struct of name_count pointers to functions. As soon as *library is not NULL,
- * also after a failure, the caller must dlclose it. QC_ERR_DEVICE with one sentence where the
- * library or one of the functions is missing. */
-QC_NODISCARD qc_status qc_cuda_library_open(void **library, void *functions,
-                                            const qc_cuda_library *l, qc_error *err);
 /* Turns the result of the library's function `what` into a status; no_memory is the code of
  * QC_ERR_NOMEM. */
 QC_NODISCARD qc_status qc_cuda_library_check(int code, int no_memory, const char *title,

@@ -5,10 +5,8 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 /* The few values of cusolverDn.h and library_types.h that are needed; CUDA 11, 12 and 13 have the
  * same. */
@@ -32,12 +30,16 @@ typedef struct {
     int (*solve)(handle_t h, params_t p, int uplo, int64_t n, int64_t count, int a_type,
                  const void *a, int64_t lda, int b_type, void *b, int64_t ldb, int *info);
     int (*get_version)(int *version);
+    /* NULL before CUDA 12.2; asks for the same bits from run to run */
+    int (*set_deterministic)(handle_t h, int mode);
 } functions;
 
 static const char *const function_names[] = {
-    "cusolverDnCreate",       "cusolverDnDestroy",       "cusolverDnSetStream",
-    "cusolverDnCreateParams", "cusolverDnDestroyParams", "cusolverDnXpotrf_bufferSize",
-    "cusolverDnXpotrf",       "cusolverDnXpotrs",        "cusolverGetVersion",
+    "cusolverDnCreate",        "cusolverDnDestroy",
+    "cusolverDnSetStream",     "cusolverDnCreateParams",
+    "cusolverDnDestroyParams", "cusolverDnXpotrf_bufferSize",
+    "cusolverDnXpotrf",        "cusolverDnXpotrs",
+    "cusolverGetVersion",      "cusolverDnSetDeterministicMode",
 };
 
 struct qc_cusolver {
@@ -58,30 +60,25 @@ static qc_status check(int code, const char *what, qc_error *err)
 
 static qc_status load(qc_cusolver *c, int runtime_version, qc_error *err)
 {
-    const int own = runtime_version >= 13000 ? 12 : 11, versions[] = {own, 23 - own};
-    const qc_cuda_library l = {
-        .title = "cuSOLVER",
+    /* The first is the runtime's own. */
+    static const char *const files[] = {"libcusolver.so.12", "libcusolver.so.11",
+                                        "libcusolver.so.12", NULL};
+    const qc_library l = {
         .variable = "QCONV_LIBCUSOLVER",
-        .file = "libcusolver",
-        .none = "neither libcusolver.so.12 nor .11",
-        .versions = versions,
-        .version_count = sizeof versions / sizeof *versions,
+        .files = files + (runtime_version < 13000),
+        .places = qc_cuda_places,
         .names = function_names,
         .name_count = sizeof function_names / sizeof *function_names,
+        .needed_count = sizeof function_names / sizeof *function_names - 1,
+        .missing = QC_ERR_DEVICE,
+        .title = "cuSOLVER cannot be loaded",
+        .no_file = {"", " could not be opened"},
+        .none = "neither libcusolver.so.12 nor .11 could be opened; install it, or name its file "
+                "in QCONV_LIBCUSOLVER",
+        .no_function = {"", " is too old: it has no ", ""},
     };
     _Static_assert(sizeof function_names == sizeof c->f, "one pointer per name, in order");
-    return qc_cuda_library_open(&c->library, &c->f, &l, err);
-}
-
-/* Asks for the same bits from run to run, which the library has accepted since CUDA 12.2. */
-static qc_status be_deterministic(qc_cusolver *c, qc_error *err)
-{
-    int (*set)(handle_t h, int mode);
-    void *found = dlsym(c->library, "cusolverDnSetDeterministicMode");
-    if (!found)
-        return QC_OK;
-    memcpy(&set, &found, sizeof set);
-    return check(set(c->handle, DETERMINISTIC), "cusolverDnSetDeterministicMode", err);
+    return qc_library_open(&c->library, &c->f, &l, err);
 }
 
 qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err)
@@ -94,7 +91,10 @@ qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err
     QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
     QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cusolverDnCreate", err));
     QC_TRY_GOTO(st, failed, check(c->f.create_params(&c->params), "cusolverDnCreateParams", err));
-    QC_TRY_GOTO(st, failed, be_deterministic(c, err));
+    if (c->f.set_deterministic)
+        QC_TRY_GOTO(st, failed,
+                    check(c->f.set_deterministic(c->handle, DETERMINISTIC),
+                          "cusolverDnSetDeterministicMode", err));
     QC_TRY_GOTO(st, failed, check(c->f.get_version(&version), "cusolverGetVersion", err));
     QC_TRY_GOTO(st, failed, qc_cuda_malloc(&c->info, INFO_BYTES, err));
     (void)snprintf(c->name, sizeof c->name, "cuSOLVER %d.%d.%d", version / 1000, version / 100 % 10,
@@ -115,8 +115,7 @@ void qc_cusolver_close(qc_cusolver *c)
         (void)c->f.destroy_params(c->params);
     if (c->handle)
         (void)c->f.destroy(c->handle);
-    if (c->library)
-        (void)dlclose(c->library);
+    qc_library_close(c->library);
     qc_free(c);
 }
 
@@ -125,33 +124,18 @@ const char *qc_cusolver_name(const qc_cusolver *c)
     return c->name;
 }
 
-static qc_status workspaces(qc_cusolver *c, uint64_t n, const double *a, size_t *device,
-                            size_t *host, qc_error *err)
-{
-    *device = *host = 0;
-    return check(c->f.factor_bytes(c->handle, c->params, FILL_LOWER, (int64_t)n, TYPE_64F, a,
-                                   (int64_t)n, TYPE_64F, device, host),
-                 "cusolverDnXpotrf_bufferSize", err);
-}
-
-qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes, qc_error *err)
-{
-    size_t device, host;
-    QC_TRY(workspaces(c, n, NULL, &device, &host, err));
-    *bytes = device;
-    return QC_OK;
-}
-
 qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists, qc_cuda_stream s,
                              qc_error *err)
 {
-    size_t device_bytes, host_bytes;
+    size_t device_bytes = 0, host_bytes = 0;
     void *device = NULL, *host = NULL;
     int info = 0, started = 0;
     qc_status st;
     *exists = 0;
     QC_TRY(check(c->f.set_stream(c->handle, s), "cusolverDnSetStream", err));
-    QC_TRY(workspaces(c, n, a, &device_bytes, &host_bytes, err));
+    QC_TRY(check(c->f.factor_bytes(c->handle, c->params, FILL_LOWER, (int64_t)n, TYPE_64F, a,
+                                   (int64_t)n, TYPE_64F, &device_bytes, &host_bytes),
+                 "cusolverDnXpotrf_bufferSize", err));
     QC_TRY_GOTO(st, done, qc_cuda_malloc(&device, device_bytes ? device_bytes : 1, err));
     QC_TRY_GOTO(st, done, qc_calloc(&host, host_bytes ? host_bytes : 1, 1, err));
     started = 1;

@@ -1,77 +1,63 @@
-/* OpenBLAS by dlopen: see blas.h, and blas_internal.h for what is used of it. */
+/* OpenBLAS, opened at run time: see blas.h, and blas_internal.h for what is used of it. */
 #include "quant/blas_internal.h"
 
-#include <dlfcn.h>
+#include "base/open_library.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* In the order of qc_blas_functions. */
+/* In the order of qc_blas_functions; the first ones are in every BLAS. */
 static const char *const function_names[] = {
-    "cblas_sgemm", "cblas_ssymm", "cblas_dgemm", "cblas_dtrsm", "dpotrf_",
+    "cblas_sgemm",
+    "cblas_ssymm",
+    "cblas_dgemm",
+    "cblas_dtrsm",
+    "dpotrf_",
+    "openblas_set_num_threads",
+    "openblas_get_config",
+    "openblas_get_corename",
 };
-_Static_assert(sizeof function_names / sizeof *function_names * sizeof(void *) ==
-                   sizeof(qc_blas_functions),
+enum { NEEDED = 5 };
+_Static_assert(sizeof function_names == sizeof(qc_blas_functions),
                "one name per pointer, in order");
+
+#define INSTALL "(Debian and Ubuntu: package libopenblas0-pthread)"
 
 static qc_blas blas;
 static qc_status opened;
 static qc_error open_error;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void describe(void *library)
-{
-    void *found[2] = {dlsym(library, "openblas_get_config"),
-                      dlsym(library, "openblas_get_corename")};
-    char *(*text[2])(void);
-    memcpy(text, found, sizeof found);
-    (void)snprintf(blas.name, sizeof blas.name, "%s %s", text[0] ? text[0]() : "BLAS",
-                   text[1] ? text[1]() : "");
-}
-
 static qc_status load(qc_error *err)
 {
-    const char *path = getenv("QCONV_OPENBLAS");
-    const int named = path && *path;
-    if (!named)
-        path = "libopenblas.so.0";
+    const qc_library openblas = {
+        .variable = "QCONV_OPENBLAS",
+        .files = (const char *const[]){"libopenblas.so.0", NULL},
+        .names = function_names,
+        .name_count = sizeof function_names / sizeof *function_names,
+        .needed_count = NEEDED,
+        .missing = QC_ERR_UNSUPPORTED,
+        .title = "OpenBLAS cannot be loaded",
+        .no_file = {"there is no ", ", which QCONV_OPENBLAS names"},
+        .none = "there is no libopenblas.so.0; install it " INSTALL
+                ", or name its file in QCONV_OPENBLAS",
+        .no_function = {"", " lacks ", "; install a complete OpenBLAS " INSTALL},
+    };
+    const qc_blas_functions *f = &blas.f;
+    void *library;
     /* The library reads this while it loads; with a higher number it would start threads that never
      * get work. */
     (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const char *why = library ? NULL : dlerror();
-    /* If the file is there, it is damaged, or there is no memory to map it. */
-    if (why && !strstr(why, "No such file"))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "OpenBLAS cannot be loaded: %s: %s", path, why);
-    if (!library && named)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "OpenBLAS cannot be loaded: there is no %s, which QCONV_OPENBLAS names", path);
-    if (!library)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "OpenBLAS cannot be loaded: there is no %s; install it (Debian and Ubuntu: package "
-                "libopenblas0-pthread), or name its file in QCONV_OPENBLAS",
-                path);
-    void *found[sizeof function_names / sizeof *function_names];
-    for (size_t i = 0; i < sizeof function_names / sizeof *function_names; i++) {
-        found[i] = dlsym(library, function_names[i]);
-        if (!found[i])
-            QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "%s lacks %s; install a complete OpenBLAS (Debian and Ubuntu: package "
-                    "libopenblas0-pthread)",
-                    path, function_names[i]);
+    QC_TRY(qc_library_open(&library, &blas.f, &openblas, err));
+    if (!f->set_num_threads) {
+        const char *path = getenv(openblas.variable);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s is a BLAS, but not OpenBLAS; install it " INSTALL,
+                path && *path ? path : *openblas.files);
     }
-    memcpy(&blas.f, found, sizeof found); /* C has no cast from void * to a function */
-    void *threads = dlsym(library, "openblas_set_num_threads");
-    if (!threads)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s is a BLAS, but not OpenBLAS; install it (Debian and Ubuntu: package "
-                "libopenblas0-pthread)",
-                path);
-    void (*set_num_threads)(int count);
-    memcpy(&set_num_threads, &threads, sizeof threads);
-    set_num_threads(1);
-    describe(library);
+    f->set_num_threads(1);
+    (void)snprintf(blas.name, sizeof blas.name, "%s %s", f->config ? f->config() : "BLAS",
+                   f->core_name ? f->core_name() : "");
     return QC_OK;
 }
 

@@ -28,6 +28,10 @@ typedef struct {
     /* LAPACK is column-major, and gfortran passes the lengths of strings behind the arguments. */
     void (*dpotrf)(const char *uplo, const int *n, double *a, const int *lda, int *info,
                    size_t uplo_length);
+    /* of OpenBLAS alone */
+    void (*set_num_threads)(int count);
+    char *(*config)(void);
+    char *(*core_name)(void);
 } qc_blas_functions;
 
 struct qc_blas {

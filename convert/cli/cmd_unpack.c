@@ -80,9 +80,7 @@ static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir 
         atomic_init(&u->left[i], m->shards[i].content_bytes);
         QC_TRY(qc_output_dir_stage(d, m->shards[i].name, &u->paths[i], err));
     }
-    if (pthread_mutex_init(&u->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    return QC_OK;
+    return qc_lock_init(&u->lock, NULL, err);
 }
 
 static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_error *err)

@@ -51,7 +51,7 @@ static qc_status read_number(const qc_option_row *row, const char *text, const c
 {
     uint64_t v = 0;
     const char *s = digits;
-    for (; *s >= '0' && *s <= '9' && v <= max; s++)
+    for (; qc_is_digit(*s) && v <= max; s++)
         v = v * 10 + (uint64_t)(*s - '0');
     if (s == digits || *s != '\0' || v < min || v > max) {
         uint64_t meant = digits == text ? qc_mistaken_number(text) : 0;
@@ -158,7 +158,7 @@ qc_status qc_option_set_decimal(qc_options *o, const qc_option_row *row, const c
     double v = 0, unit = 1;
     int digits = 0, point = 0;
     const char *s = value;
-    for (; (*s >= '0' && *s <= '9') || (*s == '.' && !point); s++) {
+    for (; qc_is_digit(*s) || (*s == '.' && !point); s++) {
         if (*s == '.') {
             point = 1;
             continue;
@@ -257,8 +257,7 @@ static const char *level_of(const char *text)
 {
     const char *s = strncasecmp(text, "zstd", 4) == 0 ? text + 4 : text;
     s += *s == '=' || *s == '-' || *s == ',' || *s == ' ';
-    return *s >= '0' && *s <= '9' && s[strspn(s, "0123456789")] == '\0' && strlen(s) <= 2 ? s
-                                                                                          : NULL;
+    return qc_is_digit(*s) && s[strspn(s, "0123456789")] == '\0' && strlen(s) <= 2 ? s : NULL;
 }
 
 qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const char *value,

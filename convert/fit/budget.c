@@ -1,6 +1,7 @@
 #include "convert/fit/budget.h"
 
 #include "base/strbuf.h"
+#include "base/text.h"
 #include "convert/hardware/hardware.h"
 #include "convert/hardware/hardware_choice.h"
 #include "convert/term/size_text.h"
@@ -34,11 +35,6 @@ typedef struct {
 static int is_blank(char c)
 {
     return c == ' ' || c == '\t';
-}
-
-static int is_digit(char c)
-{
-    return c >= '0' && c <= '9';
 }
 
 static int lower(int c)
@@ -76,7 +72,8 @@ static qc_status read_size(parser *p, span size, span term, uint64_t *out, qc_er
 {
     const char *text = NULL;
     QC_TRY(qc_arena_strndup(p->arena, &text, size.s, size.len, err));
-    if (size.len > 0 && is_digit(size.s[size.len - 1]) && strspn(text, "0123456789.") == size.len)
+    if (size.len > 0 && qc_is_digit(size.s[size.len - 1]) &&
+        strspn(text, "0123456789.") == size.len)
         QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a unit, such as %.*sGB, found none",
                 quoted(term), term.s, quoted(size), size.s);
     const char *what = NULL;
@@ -85,7 +82,7 @@ static qc_status read_size(parser *p, span size, span term, uint64_t *out, qc_er
     size_t number = strspn(text, "0123456789.");
     size_t blank = number > 0 && text[number] == ' ';
     if (number + blank + strspn(text + number + blank, SIZE_LETTERS) != size.len ||
-        (blank && is_digit(text[number + 1])))
+        (blank && qc_is_digit(text[number + 1])))
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: expected a size such as 40GB or 40GiB, terms joined with '+', found '%.*s'",
                 what, quoted(size), size.s);
@@ -195,7 +192,7 @@ static uint64_t count_of(const char *s, const char *end)
 static int take_count(span *t, uint64_t *count)
 {
     const char *end = t->s + t->len, *digits = t->s;
-    while (digits < end && is_digit(*digits))
+    while (digits < end && qc_is_digit(*digits))
         digits++;
     const char *sign = digits;
     while (sign < end && is_blank(*sign))
@@ -213,7 +210,7 @@ static int take_count(span *t, uint64_t *count)
 static int take_count_behind(span *t, uint64_t *count)
 {
     const char *end = t->s + t->len, *digits = end;
-    while (digits > t->s && is_digit(digits[-1]))
+    while (digits > t->s && qc_is_digit(digits[-1]))
         digits--;
     const char *sign = digits;
     while (sign > t->s && is_blank(sign[-1]))
@@ -224,7 +221,7 @@ static int take_count_behind(span *t, uint64_t *count)
         return 0;
     span rest = trimmed(t->s, sign - n);
     if (rest.len == 0 || (!qc_card_find(rest.s, rest.len) &&
-                          (!is_digit(rest.s[0]) || is_digit(rest.s[rest.len - 1]))))
+                          (!qc_is_digit(rest.s[0]) || qc_is_digit(rest.s[rest.len - 1]))))
         return 0;
     *count = count_of(digits, end);
     *t = rest;
@@ -237,7 +234,7 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     uint64_t count = 1, bytes = 0;
     int counted = take_count(&what, &count) || take_count_behind(&what, &count);
     /* In "7900xtx" it is the name that is unknown, not the count. */
-    int may_be_count = what.len == 0 || is_digit(what.s[0]) || qc_card_find(what.s, what.len);
+    int may_be_count = what.len == 0 || qc_is_digit(what.s[0]) || qc_card_find(what.s, what.len);
     if (may_be_count && (count == 0 || count > QC_MAX_DEVICES))
         QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a count from 1 to %u", quoted(term),
                 term.s, QC_MAX_DEVICES);
@@ -252,7 +249,7 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     const qc_card *card = qc_card_find(what.s, what.len);
     if (card) {
         bytes = card->memory_bytes;
-    } else if (is_digit(what.s[0])) {
+    } else if (qc_is_digit(what.s[0])) {
         qc_status st = read_size(p, what, term, &bytes, err);
         /* For something like "4O90", name the card it resembles before saying what is wrong with
          * the size. */

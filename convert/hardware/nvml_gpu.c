@@ -1,11 +1,7 @@
 #include "convert/hardware/nvml_gpu.h"
 
 #include "base/alloc.h"
-
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "base/open_library.h"
 
 /* ---- what is used of NVML's interface ---- */
 
@@ -25,74 +21,78 @@ typedef struct {
     unsigned long long total, free, used;
 } nvml_memory;
 
-/* X(member, name, needed, parameters) */
+/* X(member, name, parameters); the first ones are needed */
+#define NVML_NEEDED 6
 #define NVML_FUNCTIONS(X)                                                                          \
-    X(init, "nvmlInit_v2", 1, (void))                                                              \
-    X(shutdown, "nvmlShutdown", 1, (void))                                                         \
-    X(count, "nvmlDeviceGetCount_v2", 1, (unsigned *))                                             \
-    X(handle, "nvmlDeviceGetHandleByIndex_v2", 1, (unsigned, nvml_device *))                       \
-    X(name, "nvmlDeviceGetName", 1, (nvml_device, char *, unsigned))                               \
-    X(memory, "nvmlDeviceGetMemoryInfo", 1, (nvml_device, nvml_memory *))                          \
-    X(uuid, "nvmlDeviceGetUUID", 0, (nvml_device, char *, unsigned))                               \
-    X(capability, "nvmlDeviceGetCudaComputeCapability", 0, (nvml_device, int *, int *))            \
-    X(bus_width, "nvmlDeviceGetMemoryBusWidth", 0, (nvml_device, unsigned *))                      \
-    X(max_clock, "nvmlDeviceGetMaxClockInfo", 0, (nvml_device, int, unsigned *))                   \
-    X(p2p, "nvmlDeviceGetP2PStatus", 0, (nvml_device, nvml_device, int, int *))                    \
-    X(driver, "nvmlSystemGetDriverVersion", 0, (char *, unsigned))
+    X(init, "nvmlInit_v2", (void))                                                                 \
+    X(shutdown, "nvmlShutdown", (void))                                                            \
+    X(count, "nvmlDeviceGetCount_v2", (unsigned *))                                                \
+    X(handle, "nvmlDeviceGetHandleByIndex_v2", (unsigned, nvml_device *))                          \
+    X(name, "nvmlDeviceGetName", (nvml_device, char *, unsigned))                                  \
+    X(memory, "nvmlDeviceGetMemoryInfo", (nvml_device, nvml_memory *))                             \
+    X(uuid, "nvmlDeviceGetUUID", (nvml_device, char *, unsigned))                                  \
+    X(capability, "nvmlDeviceGetCudaComputeCapability", (nvml_device, int *, int *))               \
+    X(bus_width, "nvmlDeviceGetMemoryBusWidth", (nvml_device, unsigned *))                         \
+    X(max_clock, "nvmlDeviceGetMaxClockInfo", (nvml_device, int, unsigned *))                      \
+    X(p2p, "nvmlDeviceGetP2PStatus", (nvml_device, nvml_device, int, int *))                       \
+    X(driver, "nvmlSystemGetDriverVersion", (char *, unsigned))
+
+typedef struct {
+#define NVML_MEMBER(member, name, parameters) nvml_return(*member) parameters;
+    NVML_FUNCTIONS(NVML_MEMBER)
+#undef NVML_MEMBER
+    const char *(*error_text)(nvml_return);
+} functions;
+
+static const char *const function_names[] = {
+#define NVML_NAME(member, name, parameters) name,
+    NVML_FUNCTIONS(NVML_NAME)
+#undef NVML_NAME
+        "nvmlErrorString"};
+_Static_assert(sizeof function_names == sizeof(functions), "one pointer per name, in order");
 
 struct qc_nvml {
     void *library;
-    const char *(*error_text)(nvml_return);
-#define NVML_MEMBER(member, name, needed, parameters) nvml_return(*member) parameters;
-    NVML_FUNCTIONS(NVML_MEMBER)
-#undef NVML_MEMBER
+    functions f;
     int started; /* nvmlInit succeeded */
     unsigned gpu_count;
     char driver_version[QC_NVML_TEXT_BYTES];
 };
 
-/* POSIX lets dlsym return functions as void *. C has no cast for that, so the bytes are copied. */
-static int look_up(const qc_nvml *n, const char *name, void *function, size_t bytes)
-{
-    void *p = dlsym(n->library, name);
-    memcpy(function, &p, bytes);
-    return p != NULL;
-}
-
 static const char *text_of(const qc_nvml *n, nvml_return r)
 {
-    const char *text = n->error_text ? n->error_text(r) : NULL;
+    const char *text = n->f.error_text ? n->f.error_text(r) : NULL;
     return text && *text ? text : "no reason given";
 }
 
 static qc_status load(qc_nvml *n, qc_error *err)
 {
-    const char *path = getenv("QCONV_NVML");
-    if (!path || !*path)
-        path = "libnvidia-ml.so.1";
-    n->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!n->library)
-        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver was not found: %s cannot be opened", path);
-    _Static_assert(sizeof n->init == sizeof(void *), "functions are looked up as data pointers");
-    (void)look_up(n, "nvmlErrorString", &n->error_text, sizeof n->error_text);
-#define NVML_LOOK_UP(member, name, needed, parameters)                                             \
-    if (!look_up(n, name, &n->member, sizeof n->member) && (needed))                               \
-        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver is too old: %s has no %s", path, name);
-    NVML_FUNCTIONS(NVML_LOOK_UP)
-#undef NVML_LOOK_UP
-    return QC_OK;
+    const qc_library nvml = {
+        .variable = "QCONV_NVML",
+        .files = (const char *const[]){"libnvidia-ml.so.1", NULL},
+        .names = function_names,
+        .name_count = sizeof function_names / sizeof *function_names,
+        .needed_count = NVML_NEEDED,
+        .missing = QC_ERR_DEVICE,
+        .title = "the NVIDIA driver was not found",
+        .no_file = {"", " cannot be opened"},
+        .none = "libnvidia-ml.so.1 cannot be opened",
+        .no_function = {"the NVIDIA driver is too old: ", " has no ", ""},
+    };
+    return qc_library_open(&n->library, &n->f, &nvml, err);
 }
 
 static qc_status start(qc_nvml *n, qc_error *err)
 {
-    nvml_return r = n->init();
+    nvml_return r = n->f.init();
     if (r != NVML_OK)
         QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver does not answer: %s", text_of(n, r));
     n->started = 1;
-    r = n->count(&n->gpu_count);
+    r = n->f.count(&n->gpu_count);
     if (r != NVML_OK)
         QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver does not count its GPUs: %s", text_of(n, r));
-    if (n->driver && n->driver(n->driver_version, (unsigned)sizeof n->driver_version) != NVML_OK)
+    if (n->f.driver &&
+        n->f.driver(n->driver_version, (unsigned)sizeof n->driver_version) != NVML_OK)
         n->driver_version[0] = '\0';
     return QC_OK;
 }
@@ -119,9 +119,8 @@ void qc_nvml_close(qc_nvml *n)
     if (!n)
         return;
     if (n->started)
-        (void)n->shutdown();
-    if (n->library)
-        (void)dlclose(n->library);
+        (void)n->f.shutdown();
+    qc_library_close(n->library);
     qc_free(n);
 }
 
@@ -140,7 +139,7 @@ const char *qc_nvml_driver(const qc_nvml *n)
 /* We ask for a handle each time, because a GPU that was lost then says so. */
 static qc_status handle_of(qc_nvml *n, unsigned gpu, nvml_device *out, qc_error *err)
 {
-    nvml_return r = n->handle(gpu, out);
+    nvml_return r = n->f.handle(gpu, out);
     if (r != NVML_OK)
         QC_FAIL(err, QC_ERR_DEVICE, "GPU %u of the driver does not answer: %s", gpu, text_of(n, r));
     return QC_OK;
@@ -153,16 +152,16 @@ qc_status qc_nvml_read_facts(qc_nvml *n, unsigned gpu, qc_nvml_facts *out, qc_er
     unsigned bits = 0, megahertz = 0;
     *out = (qc_nvml_facts){.sm = 0};
     QC_TRY(handle_of(n, gpu, &d, err));
-    nvml_return r = n->name(d, out->name, (unsigned)sizeof out->name);
+    nvml_return r = n->f.name(d, out->name, (unsigned)sizeof out->name);
     if (r != NVML_OK)
         QC_FAIL(err, QC_ERR_DEVICE, "GPU %u of the driver has no name: %s", gpu, text_of(n, r));
-    if (!n->uuid || n->uuid(d, out->uuid, (unsigned)sizeof out->uuid) != NVML_OK)
+    if (!n->f.uuid || n->f.uuid(d, out->uuid, (unsigned)sizeof out->uuid) != NVML_OK)
         out->uuid[0] = '\0';
-    if (n->capability && n->capability(d, &major, &minor) == NVML_OK && major > 0 && minor >= 0)
+    if (n->f.capability && n->f.capability(d, &major, &minor) == NVML_OK && major > 0 && minor >= 0)
         out->sm = (unsigned)major * 10 + (unsigned)minor;
     /* There are two transfers in a clock cycle, as CUDA's deviceQuery counts. */
-    if (n->bus_width && n->max_clock && n->bus_width(d, &bits) == NVML_OK &&
-        n->max_clock(d, NVML_CLOCK_MEMORY, &megahertz) == NVML_OK)
+    if (n->f.bus_width && n->f.max_clock && n->f.bus_width(d, &bits) == NVML_OK &&
+        n->f.max_clock(d, NVML_CLOCK_MEMORY, &megahertz) == NVML_OK)
         out->bandwidth = 2.0 * megahertz * 1e6 * (bits / 8.0);
     return QC_OK;
 }
@@ -172,7 +171,7 @@ qc_status qc_nvml_read_memory(qc_nvml *n, unsigned gpu, qc_nvml_memory *out, qc_
     nvml_device d;
     nvml_memory m = {0, 0, 0};
     QC_TRY(handle_of(n, gpu, &d, err));
-    nvml_return r = n->memory(d, &m);
+    nvml_return r = n->f.memory(d, &m);
     if (r != NVML_OK)
         QC_FAIL(err, QC_ERR_DEVICE, "GPU %u of the driver does not tell its memory: %s", gpu,
                 text_of(n, r));
@@ -186,9 +185,9 @@ int qc_nvml_peer(qc_nvml *n, unsigned a, unsigned b)
 {
     nvml_device da, db;
     int reads = -1, writes = -1;
-    if (!n->p2p || n->handle(a, &da) != NVML_OK || n->handle(b, &db) != NVML_OK ||
-        n->p2p(da, db, NVML_P2P_READ, &reads) != NVML_OK ||
-        n->p2p(da, db, NVML_P2P_WRITE, &writes) != NVML_OK)
+    if (!n->f.p2p || n->f.handle(a, &da) != NVML_OK || n->f.handle(b, &db) != NVML_OK ||
+        n->f.p2p(da, db, NVML_P2P_READ, &reads) != NVML_OK ||
+        n->f.p2p(da, db, NVML_P2P_WRITE, &writes) != NVML_OK)
         return -1;
     return reads == NVML_P2P_STATUS_OK && writes == NVML_P2P_STATUS_OK;
 }

@@ -84,13 +84,8 @@ static qc_status read_head_dim(reader *r, qc_error *err)
 
 static qc_dtype read_dtype(const reader *r)
 {
-    const char *name = qc_json_string_or(qc_config_text_field(&r->config, "torch_dtype dtype"), "");
-    for (int t = 0; t < QC_DTYPE_COUNT; t++) {
-        const char *torch = qc_dtype_torch_name((qc_dtype)t);
-        if (torch && strcmp(torch, name) == 0)
-            return (qc_dtype)t;
-    }
-    return QC_DTYPE_COUNT;
+    return qc_dtype_from_torch_name(
+        qc_json_string_or(qc_config_text_field(&r->config, "torch_dtype dtype"), ""));
 }
 
 static qc_status read_shape(reader *r, qc_error *err)

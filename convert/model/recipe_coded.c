@@ -187,11 +187,8 @@ qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing)
         name = qc_json_string_or(qc_json_get(root, "dtype"), NULL);
     if (!name)
         return missing;
-    if (strcmp(name, "bfloat16") == 0)
-        return QC_DTYPE_BF16;
-    if (strcmp(name, "float16") == 0)
-        return QC_DTYPE_F16;
-    return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : missing;
+    const qc_dtype t = qc_dtype_from_torch_name(name);
+    return t == QC_DTYPE_BF16 || t == QC_DTYPE_F16 || t == QC_DTYPE_F32 ? t : missing;
 }
 
 /* Reads two sizes: rows and columns. */

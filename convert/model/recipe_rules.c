@@ -81,7 +81,7 @@ typedef struct {
 static int is_number(const char *s, size_t len)
 {
     size_t i = 0;
-    while (i < len && s[i] >= '0' && s[i] <= '9')
+    while (i < len && qc_is_digit(s[i]))
         i++;
     return i == len;
 }
@@ -151,8 +151,7 @@ static int is_norm(const name_parts *n)
     return contains(n->module, n->module_len, "norm") ||
            contains(n->module, n->module_len, "Norm") ||
            (n->module_len >= 2 && memcmp(n->module, "ln", 2) == 0 &&
-            (n->module_len == 2 || n->module[2] == '_' ||
-             (n->module[2] >= '0' && n->module[2] <= '9')));
+            (n->module_len == 2 || n->module[2] == '_' || qc_is_digit(n->module[2])));
 }
 
 static int embedding_class(const name_parts *n, qc_tensor_class *out)

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/output/dir_lock.h"
+#include "formats/text_file.h"
 
 #include <limits.h>
 #include <stdio.h>

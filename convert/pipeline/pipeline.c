@@ -447,9 +447,8 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
         p->have_turnstile = 1;
     }
-    if (pthread_mutex_init(&p->shard_lock, NULL) != 0 ||
-        pthread_mutex_init(&p->finish_lock, NULL) != 0 || qc_cond_init(&p->finish_cond) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
+    QC_TRY(qc_lock_init(&p->shard_lock, NULL, err));
+    QC_TRY(qc_lock_init(&p->finish_lock, &p->finish_cond, err));
     p->have_locks = 1;
     return QC_OK;
 }
@@ -515,9 +514,8 @@ void qc_pipeline_deinit(qc_pipeline *p)
     if (p->have_turnstile)
         qc_turnstile_deinit(&p->turnstile);
     if (p->have_locks) {
-        pthread_cond_destroy(&p->finish_cond);
-        pthread_mutex_destroy(&p->finish_lock);
-        pthread_mutex_destroy(&p->shard_lock);
+        qc_lock_deinit(&p->finish_lock, &p->finish_cond);
+        qc_lock_deinit(&p->shard_lock, NULL);
     }
     qc_free(p->jobs);
     qc_free(p->shards);

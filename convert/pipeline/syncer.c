@@ -85,8 +85,7 @@ static void *syncer_main(void *arg)
 
 static void destroy(qc_syncer *s)
 {
-    pthread_cond_destroy(&s->told);
-    pthread_mutex_destroy(&s->lock);
+    qc_lock_deinit(&s->lock, &s->told);
     qc_free(s->named);
     qc_free(s);
 }
@@ -97,17 +96,12 @@ qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
     QC_TRY(qc_calloc(&s, 1, sizeof(qc_syncer), err));
     qc_status st = qc_calloc(&s->named, p->plan->layout.count, sizeof *s->named, err);
     s->p = p;
-    if (st != QC_OK || pthread_mutex_init(&s->lock, NULL) != 0) {
+    if (st == QC_OK)
+        st = qc_lock_init(&s->lock, &s->told, err);
+    if (st != QC_OK) {
         qc_free(s->named);
         qc_free(s);
-        QC_TRY(st);
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    }
-    if (qc_cond_init(&s->told) != 0) {
-        pthread_mutex_destroy(&s->lock);
-        qc_free(s->named);
-        qc_free(s);
-        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
+        return st;
     }
     st = qc_thread_start(&s->thread, syncer_main, s, "the thread that syncs files", err);
     if (st != QC_OK) {

@@ -136,7 +136,7 @@ static int is_identifier(const char *s)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
     size_t n = strlen(s);
-    return n > 0 && n <= 80 && strspn(s, letters) == n && !(*s >= '0' && *s <= '9');
+    return n > 0 && n <= 80 && strspn(s, letters) == n && !qc_is_digit(*s);
 }
 
 /* The class that config.json names, or the automatic class where that is known to find it. */

@@ -294,18 +294,11 @@ static void *watch_main(void *arg)
 static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
 {
     *w = (watch){.c = c};
-    if (pthread_mutex_init(&w->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    if (qc_cond_init(&w->told) != 0) {
-        pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
-    }
+    QC_TRY(qc_lock_init(&w->lock, &w->told, err));
     qc_status st =
         qc_thread_start(&w->thread, watch_main, w, "the thread that waits for Ctrl-C", err);
-    if (st != QC_OK) {
-        pthread_cond_destroy(&w->told);
-        pthread_mutex_destroy(&w->lock);
-    }
+    if (st != QC_OK)
+        qc_lock_deinit(&w->lock, &w->told);
     return st;
 }
 
@@ -316,8 +309,7 @@ static void watch_end(watch *w)
     pthread_cond_signal(&w->told);
     pthread_mutex_unlock(&w->lock);
     (void)pthread_join(w->thread, NULL);
-    pthread_cond_destroy(&w->told);
-    pthread_mutex_destroy(&w->lock);
+    qc_lock_deinit(&w->lock, &w->told);
 }
 
 /* Finishes, after everything that this process has to make is made. The process may be the last of

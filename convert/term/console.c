@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "formats/file_io.h"
+#include "formats/text_file.h"
 
 #include <errno.h>
 #include <pthread.h>

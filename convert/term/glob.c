@@ -2,6 +2,8 @@
  * recurse, because names and globs may come from anywhere. */
 #include "convert/term/glob.h"
 
+#include "base/text.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,11 +84,6 @@ int qc_glob_match(const char *glob, const char *name)
     }
 }
 
-static int is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* Compares the digit runs at *a and *b as numbers of any length, and steps over them. */
 static int compare_runs(const char **a, const char **b)
 {
@@ -96,9 +93,9 @@ static int compare_runs(const char **a, const char **b)
     while (*q == '0')
         q++;
     size_t m = 0, n = 0;
-    while (is_digit(p[m]))
+    while (qc_is_digit(p[m]))
         m++;
-    while (is_digit(q[n]))
+    while (qc_is_digit(q[n]))
         n++;
     *a = p + m;
     *b = q + n;
@@ -111,7 +108,7 @@ int qc_natural_compare(const char *a, const char *b)
 {
     const char *p = a, *q = b;
     while (*p && *q) {
-        if (is_digit(*p) && is_digit(*q)) {
+        if (qc_is_digit(*p) && qc_is_digit(*q)) {
             int c = compare_runs(&p, &q);
             if (c)
                 return c;

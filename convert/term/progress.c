@@ -245,18 +245,11 @@ static show_kind choose_show(const qc_call *call)
 
 static qc_status start_thread(qc_progress *p, qc_error *err)
 {
-    if (qc_cond_init(&p->stopped) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
-    if (pthread_mutex_init(&p->lock, NULL) != 0) {
-        pthread_cond_destroy(&p->stopped);
-        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
-    }
+    QC_TRY(qc_lock_init(&p->lock, &p->stopped, err));
     qc_status st =
         qc_thread_start(&p->thread, draw_until_stopped, p, "the thread that shows progress", err);
-    if (st != QC_OK) {
-        pthread_mutex_destroy(&p->lock);
-        pthread_cond_destroy(&p->stopped);
-    }
+    if (st != QC_OK)
+        qc_lock_deinit(&p->lock, &p->stopped);
     return st;
 }
 
@@ -313,8 +306,7 @@ void qc_progress_destroy(qc_progress *p)
         if (p->show == SHOW_JSON)
             draw(p);
         qc_console_bar("");
-        pthread_mutex_destroy(&p->lock);
-        pthread_cond_destroy(&p->stopped);
+        qc_lock_deinit(&p->lock, &p->stopped);
     }
     qc_free(p);
 }

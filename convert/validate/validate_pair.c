@@ -1,6 +1,7 @@
 #include "convert/validate/validate_pair.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_rules.h"
@@ -22,12 +23,6 @@ typedef struct {
     size_t by_name_count;
 } matcher;
 
-static int compare_manifest(const void *a, const void *b)
-{
-    return strcmp((*(const qc_manifest_tensor *const *)a)->name,
-                  (*(const qc_manifest_tensor *const *)b)->name);
-}
-
 static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error *err)
 {
     if (!manifest)
@@ -37,7 +32,7 @@ static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error
     m->by_name_count = manifest->tensor_count;
     for (size_t i = 0; i < manifest->tensor_count; i++)
         m->by_name[i] = &manifest->tensors[i];
-    qsort(m->by_name, m->by_name_count, sizeof *m->by_name, compare_manifest);
+    qsort(m->by_name, m->by_name_count, sizeof *m->by_name, qc_by_text_behind);
     return QC_OK;
 }
 
@@ -48,8 +43,9 @@ static const char *source_of(const matcher *m, const char *name)
     qc_manifest_tensor key = {.name = name};
     const qc_manifest_tensor *k = &key;
     const qc_manifest_tensor *const *found =
-        m->by_name ? bsearch(&k, m->by_name, m->by_name_count, sizeof *m->by_name, compare_manifest)
-                   : NULL;
+        m->by_name
+            ? bsearch(&k, m->by_name, m->by_name_count, sizeof *m->by_name, qc_by_text_behind)
+            : NULL;
     return found && (*found)->source_name ? (*found)->source_name : name;
 }
 

@@ -108,8 +108,6 @@ TEST(test_factor_and_solve)
         }
     qd_buffer da = qd_new_from(upper, N * N * 8, 8), dx = qd_new_from(x, COUNT * N * 8, 8);
     int exists = 0;
-    uint64_t bytes = 0;
-    QD_OK(qc_cusolver_factor_bytes(c, N, &bytes, &qd.err));
     QD_OK(qc_cusolver_factor(c, N, da.p, &exists, qd.stream, &qd.err));
     QT_CHECK(exists, "no factor");
     QD_OK(qc_cusolver_solve(c, N, da.p, COUNT, dx.p, qd.stream, &qd.err));
@@ -175,15 +173,16 @@ TEST(test_places)
         {"CONDA_PREFIX", {"/lib", "/python3.9", "/site-packages", "/nvidia", "/cu13", "/lib"}},
     };
     const char *const names[] = {"cusolverDnCreate"};
-    const int versions[] = {12, 11};
-    const qc_cuda_library wanted = {.title = "a library",
-                                    .variable = "QCONV_LIBNOTHING",
-                                    .file = "libqconv_places",
-                                    .none = "no libqconv_places.so",
-                                    .versions = versions,
-                                    .version_count = 2,
-                                    .names = names,
-                                    .name_count = 1};
+    const char *const files[] = {"libqconv_places.so.12", "libqconv_places.so.11", NULL};
+    const qc_library wanted = {.variable = "QCONV_LIBNOTHING",
+                               .files = files,
+                               .places = qc_cuda_places,
+                               .names = names,
+                               .name_count = 1,
+                               .needed_count = 1,
+                               .missing = QC_ERR_DEVICE,
+                               .title = "a library cannot be loaded",
+                               .none = "no libqconv_places.so"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char root[] = "/tmp/qconv-places-XXXXXX", path[512], command[64];
         void *library = NULL, *function = NULL;
@@ -196,11 +195,11 @@ TEST(test_places)
             QT_CHECK(mkdir(path, 0700) == 0, "%s", path);
         }
         QT_CHECK(setenv(cases[i].variable, root, 1) == 0, "setenv");
-        QT_CHECK(qc_cuda_library_open(&library, &function, &wanted, &qd.err) == QC_ERR_DEVICE,
+        QT_CHECK(qc_library_open(&library, &function, &wanted, &qd.err) == QC_ERR_DEVICE,
                  "%s: opened nothing", cases[i].variable);
         (void)strncat(path, "/libqconv_places.so.11", sizeof path - strlen(path) - 1);
         QT_CHECK(symlink(getenv("QCONV_LIBCUSOLVER"), path) == 0, "%s", path);
-        QD_OK(qc_cuda_library_open(&library, &function, &wanted, &qd.err));
+        QD_OK(qc_library_open(&library, &function, &wanted, &qd.err));
         QT_CHECK(function, "%s: no function", cases[i].variable);
         QT_CHECK(kept ? setenv(cases[i].variable, kept, 1) == 0 : unsetenv(cases[i].variable) == 0,
                  "the environment");

@@ -68,8 +68,7 @@ static void keep_stopped(void *ctx)
 static qc_reader_options keep_options(keeper *k, unsigned threads)
 {
     memset(k, 0, sizeof *k);
-    assert_int_equal(pthread_mutex_init(&k->lock, NULL), 0);
-    assert_int_equal(qc_cond_init(&k->freed), 0);
+    assert_int_equal(qc_lock_init(&k->lock, &k->freed, NULL), QC_OK);
     return (qc_reader_options){.threads = threads,
                                .place = keep_place,
                                .done = keep_done,
@@ -81,8 +80,7 @@ static void keeper_deinit(keeper *k)
 {
     for (size_t i = 0; i < TENSORS; i++)
         free(k->at[i]);
-    pthread_cond_destroy(&k->freed);
-    pthread_mutex_destroy(&k->lock);
+    qc_lock_deinit(&k->lock, &k->freed);
 }
 
 static void assert_loads(const qc_reader *r, size_t device, unsigned threads, int skip)

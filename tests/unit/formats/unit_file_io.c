@@ -1,5 +1,6 @@
 /* formats/file_io.h */
 #include "formats/file_io.h"
+#include "formats/text_file.h"
 
 #include "base/alloc.h"
 #include "tests/fixtures/alloc_faults.h"

@@ -3,6 +3,7 @@
 #include "base/bytes.h"
 #include "formats/file_io.h"
 #include "formats/journal.h"
+#include "formats/text_file.h"
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
