@@ -17,7 +17,9 @@ typedef struct {
     const qc_scan_options *options;
     const char *dir;
     qc_output_frames frames;
-    unsigned char *broken; /* per frame: it cannot be decoded */
+    /* Per frame. */
+    qc_digest *stored, *content;
+    unsigned char *broken; /* it cannot be decoded */
 } scan;
 
 static qc_status problem(scan *s, qc_error *err, const char *what, const char *why_fmt, ...)
@@ -193,15 +195,14 @@ static void take_broken(void *ctx, const qc_output_frame *frame)
 static const char *verdict(const scan *s, qc_frame_range r, const qc_digest *content,
                            const qc_digest *stored)
 {
-    const qc_output_frames *f = &s->frames;
-    const qc_digest found = qc_digest_root(f->content + r.first, r.count),
-                    found_stored = qc_digest_root(f->stored + r.first, r.count);
+    const qc_digest found = qc_digest_root(s->content + r.first, r.count),
+                    found_stored = qc_digest_root(s->stored + r.first, r.count);
     for (uint32_t i = 0; i < r.count; i++)
         if (s->broken[r.first + i])
             return "a frame cannot be decompressed";
     if (!qc_digest_equal(&found, content))
         return "its bytes are not those that were written";
-    if (f->m->compressed && !qc_digest_equal(&found_stored, stored))
+    if (s->frames.m->compressed && !qc_digest_equal(&found_stored, stored))
         return "its compressed bytes are not those that were written";
     return NULL;
 }
@@ -234,7 +235,7 @@ static qc_status judge_shard(scan *s, size_t shard, qc_error *err)
 
 static qc_status scan_all(scan *s, qc_error *err)
 {
-    static const qc_frames_client client = {.put = take_frame, .broken = take_broken, .headers = 1};
+    static const qc_frames_client client = {.put = take_frame, .broken = take_broken};
     const qc_manifest *m = &s->result->manifest;
     QC_TRY(qc_output_frames_begin(&s->frames, s->dir, m, 0, m->shard_count, err));
     for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)
@@ -244,8 +245,12 @@ static qc_status scan_all(scan *s, qc_error *err)
     for (size_t i = 0; i < m->shard_count; i++)
         QC_TRY(add_shard(s, i, err));
     unsigned threads = s->options->threads ? s->options->threads : qc_pipeline_default_threads(0);
-    QC_TRY(qc_calloc(&s->broken, s->frames.frame_count, 1, err));
-    QC_TRY(qc_output_frames_run(&s->frames, threads, QC_FRAMES_ALL, &client, s, err));
+    const size_t count = s->frames.frame_count;
+    QC_TRY(qc_calloc(&s->stored, count, sizeof *s->stored, err));
+    QC_TRY(qc_calloc(&s->content, count, sizeof *s->content, err));
+    QC_TRY(qc_calloc(&s->broken, count, 1, err));
+    const qc_frames_job job = {{0, (uint32_t)count}, threads, s->stored, s->content};
+    QC_TRY(qc_output_frames_run(&s->frames, &job, &client, s, err));
     for (size_t i = 0; i < m->shard_count; i++)
         QC_TRY(judge_shard(s, i, err));
     return QC_OK;
@@ -260,6 +265,8 @@ qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *di
     scan s = {.result = result, .options = options, .dir = dir};
     qc_status st = scan_all(&s, err);
     qc_output_frames_deinit(&s.frames);
+    qc_free(s.stored);
+    qc_free(s.content);
     qc_free(s.broken);
     return st;
 }
