@@ -206,6 +206,25 @@ static qc_status make_room(qc_output_frames *f, size_t more, qc_error *err)
     return qc_realloc_array(&f->frames, f->frame_count + more, sizeof *f->frames, err);
 }
 
+qc_status qc_output_frames_of_checkpoint(qc_output_frames *f, const qc_checkpoint *c,
+                                         const uint64_t *piece_bytes, qc_error *err)
+{
+    size_t count = 0;
+    qc_frame_range range;
+    *f = (qc_output_frames){.dir = c->path, .checkpoint = c, .max_content = 1};
+    for (size_t i = 0; i < c->tensor_count; i++)
+        if (piece_bytes[i])
+            count += qc_ceil_div_u64(c->tensors[i].bytes, piece_bytes[i]);
+    QC_TRY(make_room(f, count, err));
+    for (uint32_t i = 0; i < (uint32_t)c->tensor_count; i++)
+        if (piece_bytes[i])
+            (void)add_frames(
+                f, &range,
+                (stretch){.tensor = i, .bytes = c->tensors[i].bytes, .piece = piece_bytes[i]}, NULL,
+                NULL);
+    return QC_OK;
+}
+
 qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err)
 {
     const qc_output_shard *s = &f->shards[shard];
@@ -240,6 +259,7 @@ qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err
 typedef struct {
     const qc_output_frames *f;
     const qc_frames_job *job;
+    qc_st_cursor *cursor;  /* of a checkpoint, or NULL */
     qc_frame_coder *coder; /* NULL if the output is not compressed */
     void *stored;          /* one frame */
     qc_digest_state *hash; /* NULL if nothing is hashed */
@@ -249,6 +269,8 @@ static qc_status reader_init(frame_reader *r, const qc_output_frames *f, const q
                              qc_error *err)
 {
     *r = (frame_reader){.f = f, .job = job};
+    if (f->checkpoint)
+        return qc_st_cursor_create(&r->cursor, err);
     if (job->stored)
         QC_TRY(qc_digest_create(&r->hash, err));
     if (!f->m->compressed)
@@ -262,6 +284,7 @@ static qc_status reader_init(frame_reader *r, const qc_output_frames *f, const q
 static void reader_deinit(frame_reader *r)
 {
     qc_free(r->stored);
+    qc_st_cursor_destroy(r->cursor);
     qc_frame_coder_destroy(r->coder);
     qc_digest_destroy(r->hash);
 }
@@ -284,6 +307,10 @@ static qc_status read_and_hash(const frame_reader *r, const qc_file *file,
 static qc_status read_frame(frame_reader *r, size_t index, void *dst, qc_error *err)
 {
     const qc_output_frame *frame = &r->f->frames[index];
+    if (r->cursor)
+        return qc_checkpoint_read(r->f->checkpoint, r->cursor,
+                                  &r->f->checkpoint->tensors[frame->tensor], frame->at, dst,
+                                  frame->content_bytes, err);
     const qc_file *file = &r->f->shards[frame->shard].file;
     const size_t at = index - r->job->range.first;
     int done = 0;
@@ -340,7 +367,7 @@ static qc_status take_frame(const frame_run *run, frame_reader *r, unsigned work
         c->broken(run->ctx, frame);
         return QC_OK;
     }
-    if (frame->tensor != QC_HEADER_FRAME && !c->broken)
+    if (run->f->m && frame->tensor != QC_HEADER_FRAME && !c->broken)
         qc_output_tell_tensor(run->f, frame->tensor, err);
     return st;
 }

@@ -9,6 +9,9 @@
  *   run     a team of threads reads a range of them, of a device, a tensor or a header, and hands
  *           each on; the client says where its content goes, or that it is not wanted
  *
+ * The tensors of a checkpoint without a manifest are read in the same way, in pieces that the caller
+ * chooses (qc_output_frames_of_checkpoint, then run).
+ *
  * A frame belongs to one tensor or to the header of a shard. Damage is QC_ERR_CHECK; messages about
  * a shard begin with its path, and those about a header with "header of NAME".
  *
@@ -17,6 +20,7 @@
 #ifndef QC_FORMATS_OUTPUT_FRAMES_H
 #define QC_FORMATS_OUTPUT_FRAMES_H
 
+#include "formats/checkpoint.h"
 #include "formats/manifest.h"
 #include "formats/seekable.h"
 
@@ -46,7 +50,8 @@ typedef struct {
 
 typedef struct {
     const char *dir;
-    const qc_manifest *m;
+    const qc_manifest *m;            /* NULL with a checkpoint */
+    const qc_checkpoint *checkpoint; /* NULL with a manifest */
     const char *device; /* which needs the shards, for messages; NULL: nobody is named */
     size_t first_shard, first_tensor; /* indices in the manifest of the first chosen */
     qc_output_shard *shards;
@@ -64,6 +69,10 @@ QC_NODISCARD qc_status qc_output_frames_begin(qc_output_frames *f, const char *d
                                               const qc_manifest *m, size_t first_shard,
                                               size_t shards, qc_error *err);
 void qc_output_frames_deinit(qc_output_frames *f);
+/* Lists the tensors of a checkpoint, which is borrowed, piece_bytes[i] of the i-th at a time; of
+ * those that have 0 there, nothing. */
+QC_NODISCARD qc_status qc_output_frames_of_checkpoint(qc_output_frames *f, const qc_checkpoint *c,
+                                                      const uint64_t *piece_bytes, qc_error *err);
 /* Shards are numbered from the first that is chosen. A shard that failed has no frames. */
 QC_NODISCARD qc_status qc_output_frames_open(qc_output_frames *f, size_t shard, qc_error *err);
 QC_NODISCARD qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err);

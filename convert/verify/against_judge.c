@@ -290,13 +290,11 @@ static qc_status fits_instead(qc_against *a, const qc_against_tensor *t, const c
         return QC_OK;
     QC_TRY(qc_malloc(&ours, 2 * SAMPLE_ELEMS * sizeof *ours, err));
     float *theirs = ours + SAMPLE_ELEMS;
-    qc_status st = qc_against_take(a, &s, err);
-    if (st == QC_OK) {
+    qc_status st = qc_against_scratch_of(a, 0, &s, err);
+    if (st == QC_OK)
         st = read_ours(a, s, t, n, ours, err);
-        if (st == QC_OK)
-            st = search(a, s, t, n, ours, theirs, out, err);
-        qc_against_give(s);
-    }
+    if (st == QC_OK)
+        st = search(a, s, t, n, ours, theirs, out, err);
     qc_free(ours);
     return st;
 }

@@ -25,12 +25,6 @@ typedef struct {
     qc_error *err;
 } matcher;
 
-static uint32_t index_of(const qc_checkpoint *c, const char *name)
-{
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
-    return t ? (uint32_t)(t - c->tensors) : QC_NO_TENSOR;
-}
-
 static qc_status fault(qc_against *a, qc_against_tensor *t, qc_error *err, const char *fmt, ...)
     QC_PRINTF(4, 5);
 
@@ -228,7 +222,7 @@ static int is_kept(const matcher *m, uint32_t i)
         return 0;
     if (is_integer(a->in_output.weights[weight])) {
         const qc_checkpoint_tensor *to = &a->output->tensors[weight];
-        const uint32_t from = index_of(a->model, to->name);
+        const uint32_t from = qc_checkpoint_find_index(a->model, to->name);
         if (listed)
             return strcmp(listed->scheme, "keep") == 0;
         return from != QC_NO_TENSOR && a->model->tensors[from].dtype == to->dtype;
@@ -252,7 +246,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     t->out_tensor = i;
     t->stored = a->in_output.weights[i];
     const char *source = t->listed && t->listed->source_name ? t->listed->source_name : to->name;
-    t->model_tensor = index_of(a->model, source);
+    t->model_tensor = qc_checkpoint_find_index(a->model, source);
     if (!t->listed && t->model_tensor == QC_NO_TENSOR)
         t->model_tensor = qc_coded_index(
             &a->coded, a->model, a->out_coded.weights[i] ? a->out_coded.weights[i]->name : source);
@@ -309,7 +303,7 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
         piece = qc_sat_mul(rows, t->cols ? t->cols : 1);
     }
     uint64_t count = qc_ceil_div_u64(t->out_bytes, piece);
-    if (count > UINT32_MAX)
+    if (count > UINT32_MAX || qc_min_u64(piece, t->out_bytes) > UINT32_MAX)
         QC_FAIL(m->err, QC_ERR_NOMEM, "tensor '%s' is too large", t->row.name);
     if (qc_form_by_rows(&t->check.form) && t->row.kind == QC_AGAINST_QUANTIZED && t->cols &&
         piece % t->cols != 0 && count > 1)
@@ -343,7 +337,7 @@ static qc_status find_listed(const matcher *m)
         return QC_OK;
     QC_TRY(qc_arena_array(a->arena, &a->of_listed, f->tensor_count + 1, m->err));
     for (size_t i = 0; i < f->tensor_count; i++) {
-        a->of_listed[i] = index_of(a->output, f->tensors[i].name);
+        a->of_listed[i] = qc_checkpoint_find_index(a->output, f->tensors[i].name);
         if (a->of_listed[i] != QC_NO_TENSOR)
             a->tensors[a->of_listed[i]].listed = &f->tensors[i];
     }
@@ -420,9 +414,7 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
     QC_TRY(qc_coded_find(&a->coded, a->arena, a->model, err));
     m.table = qc_family_of(a->model);
     QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
-    memset(m.used, 0, a->model->tensor_count + 1);
     QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));
-    memset(a->tensors, 0, a->output->tensor_count * sizeof *a->tensors);
     QC_TRY(find_listed(&m));
     for (uint32_t i = 0; i < (uint32_t)a->output->tensor_count; i++) {
         QC_TRY(match_one(&m, i));

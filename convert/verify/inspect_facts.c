@@ -83,12 +83,6 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
     return qc_shape_elems(tf->dims, tf->ndim, &tf->elems, err);
 }
 
-static uint32_t index_of(const qc_facts *f, const char *name)
-{
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->model, name);
-    return t ? (uint32_t)(t - f->model->tensors) : QC_NO_OWNER;
-}
-
 /* Finds the quantized weight that a state tensor goes with: W.absmax -> W, M.SCB -> M.weight,
  * P_scales -> P_blocks, W_scale_inv and W_scale -> W. */
 static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
@@ -104,7 +98,7 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
         QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s",
                                (int)(strlen(name) - strlen(tails[k].tail)), name,
                                tails[k].instead));
-        f->tensors[i].owner = index_of(f, candidate);
+        f->tensors[i].owner = qc_checkpoint_find_index(f->model, candidate);
     }
     for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_OWNER; cut--) {
         if (name[cut] != '.')
@@ -112,7 +106,7 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
         for (int with_weight = 0; with_weight < 2; with_weight++) {
             QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s", (int)cut, name,
                                    with_weight ? ".weight" : ""));
-            uint32_t owner = index_of(f, candidate);
+            uint32_t owner = qc_checkpoint_find_index(f->model, candidate);
             if (owner != QC_NO_OWNER && f->tensors[owner].scheme) {
                 f->tensors[i].owner = owner;
                 break;
@@ -156,7 +150,7 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
     }
     qc_strbuf_deinit(&text);
     for (size_t i = 0; f->manifest && i < m->tensor_count; i++) {
-        uint32_t tensor = index_of(f, m->tensors[i].name);
+        uint32_t tensor = qc_checkpoint_find_index(f->model, m->tensors[i].name);
         if (tensor != QC_NO_OWNER)
             f->tensors[tensor].written = &m->tensors[i];
     }

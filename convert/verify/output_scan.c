@@ -176,9 +176,8 @@ static qc_status take_frame(void *ctx, unsigned worker, const qc_output_frame *f
                             qc_error *err)
 {
     const scan *s = ctx;
-    (void)worker;
     if (s->options->sink)
-        QC_TRY(s->options->sink(s->options->sink_ctx, frame, content, err));
+        QC_TRY(s->options->sink(s->options->sink_ctx, worker, frame, content, err));
     qc_progress_add(s->options->progress, frame->content_bytes);
     return QC_OK;
 }
