@@ -85,7 +85,7 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
         QC_TRY(warn_of_strangers(o, &m, err));
     QC_TRY(qc_against_report(&o->call, &r, codes, seconds, err));
     if (r.faults > 0)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, r.first_what, r.first_why,
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, r.first.what, r.first.why,
                 r.faults > 1 ? " (and more)" : "");
     return QC_OK;
 }

@@ -74,8 +74,7 @@ static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
 
 /* ---- the model ---- */
 
-/* Returns a member of config.json, or of its text_config, where multimodal models have it. */
-static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
+const qc_json_node *qc_config_get(const qc_checkpoint *model, const char *key)
 {
     if (!model->config)
         return NULL;
@@ -97,11 +96,11 @@ static void read_facts(maker *m)
     };
     const qc_json_node *root = m->model->config ? qc_json_root(m->model->config) : NULL;
     m->facts.model_type = qc_json_string_or(qc_json_get(root, "model_type"), "");
-    if (qc_json_as_u64(config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
+    if (qc_json_as_u64(qc_config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
                        NULL) != QC_OK)
         m->facts.vocab_size = 0;
     for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++)
-        m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
+        m->facts.has_experts |= qc_config_get(m->model, expert_keys[i]) != NULL;
     m->table = qc_family_find(m->facts.model_type);
     m->facts.has_conv1d = qc_rules_conv1d_type(m->facts.model_type);
     for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
@@ -123,7 +122,7 @@ static int head_is_tied(const maker *m)
         if (qc_ends_with(m->model->meta[i].value, "lm_head.weight"))
             return 1;
     }
-    const qc_json_node *tie = config_get(m->model, "tie_word_embeddings");
+    const qc_json_node *tie = qc_config_get(m->model, "tie_word_embeddings");
     return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
 }
 
@@ -539,8 +538,8 @@ static qc_status drop_mtp(maker *m, qc_error *err)
     uint64_t layers = 0;
     if (!m->options->drop_mtp)
         return QC_OK;
-    QC_TRY(qc_json_as_u64(config_get(m->model, "num_hidden_layers"), "num_hidden_layers", &layers,
-                          err));
+    QC_TRY(qc_json_as_u64(qc_config_get(m->model, "num_hidden_layers"), "num_hidden_layers",
+                          &layers, err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_recipe_entry *e = &m->out->entries[i];
         if (!qc_rules_predicts_more(m->model->tensors[i].name, layers))

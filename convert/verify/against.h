@@ -88,7 +88,7 @@ typedef struct {
     uint64_t digests;                   /* sources whose recorded digest was compared */
     uint64_t output_bytes, model_bytes; /* bytes that were read and compared */
     uint64_t faults;                    /* including problems of the scan and missing tensors */
-    const char *first_what, *first_why; /* the first fault; NULL: none */
+    qc_scan_problem first;              /* the first fault */
     int has_manifest;
     qc_scan_result scan; /* with a manifest: what plain verify finds */
 } qc_against_result;

@@ -23,11 +23,10 @@ typedef struct {
     /* The pieces of OUT's tensor. */
     uint64_t piece_bytes;
     uint32_t piece_count;
-    qc_check_sums *sums; /* QUANTIZED, one per piece */
-    uint64_t *differs;   /* EQUAL and CAST: the first byte that differs; UINT64_MAX: none */
-    qc_digest *sources;  /* one per piece, where the manifest has the digest of the source */
-    qc_check_sums total; /* the sum of sums, after the run */
-    uint64_t first_differs;
+    qc_check_sums *sums;    /* QUANTIZED, one per piece */
+    uint64_t *differs;      /* EQUAL and CAST: the first byte that differs; UINT64_MAX: none */
+    qc_digest *sources;     /* one per piece, where the manifest has the digest of the source */
+    uint64_t first_differs; /* after the run */
 } qc_against_tensor;
 
 typedef struct qc_against_scratch qc_against_scratch;
@@ -55,6 +54,8 @@ typedef struct qc_against {
 
 /* Matches the tensors of OUT with those of MODEL. a->in_output must be filled in before. */
 QC_NODISCARD qc_status qc_against_match(qc_against *a, qc_error *err);
+/* Is the row's shape that of dims? If the row is transposed, the last two are exchanged. */
+int qc_against_same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim);
 
 /* ---- against_read.c: weights of MODEL and of OUT, in OUT's order ---- */
 

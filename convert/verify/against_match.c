@@ -52,8 +52,7 @@ static qc_status shapes_differ(const matcher *m, qc_against_tensor *t, const uin
                  t->row.transpose ? " and is to be transposed" : "");
 }
 
-/* Is the row's shape that of dims? If the row is transposed, the last two are exchanged. */
-static int same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim)
+int qc_against_same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim)
 {
     int same = ndim == r->ndim && (!r->transpose || ndim >= 2);
     for (unsigned i = 0; same && i < ndim; i++) {
@@ -123,7 +122,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
         return fault(m->a, t, m->err, "in MODEL it is %s, which cannot be quantized",
                      qc_dtype_name(from->dtype));
-    if (!same_shape(r, dims, ndim))
+    if (!qc_against_same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
     /* Loaders cast a model before they quantize it, and record in the state what they cast it to,
      * or show it by the dtype of the scales. */
@@ -145,7 +144,7 @@ static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const q
                                                        : "in rows that do not fill whole words";
     memcpy(t->row.dims, w->dims, sizeof w->dims);
     t->row.ndim = w->ndim;
-    if (!same_shape(&t->row, from->dims, from->ndim))
+    if (!qc_against_same_shape(&t->row, from->dims, from->ndim))
         return shapes_differ(m, t, from->dims, from->ndim);
     QC_TRY(qc_integers_name(&name, m->a->arena, w, m->err));
     QC_FAIL(m->err, QC_ERR_UNSUPPORTED,
@@ -178,7 +177,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     r->source_dtype = from->dtype;
     t->coded = m->a->coded.weights[t->model_tensor];
     t->packed = m->a->in_model.weights[t->model_tensor];
-    if (from->dtype == to->dtype && same_shape(r, dims, ndim)) {
+    if (from->dtype == to->dtype && qc_against_same_shape(r, dims, ndim)) {
         r->kind = QC_AGAINST_EQUAL;
         r->scheme = "keep";
         t->coded = NULL;
@@ -200,7 +199,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         r->transpose = (ndim == 3 && !qc_experts_known(m->a->model)) ||
                        (ndim == 2 && qc_family_is_conv1d(m->table, from->name));
     }
-    if (!same_shape(r, dims, ndim))
+    if (!qc_against_same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
     if (!qc_dtype_is_quantizable(to->dtype) ||
         (!t->coded && !t->packed && !qc_dtype_is_quantizable(from->dtype)))
@@ -350,13 +349,8 @@ static qc_status find_listed(const matcher *m)
 static int is_tied_head(const matcher *m, uint32_t i)
 {
     const qc_checkpoint *c = m->a->model;
-    if (!qc_ends_with(c->tensors[i].name, "lm_head.weight") || !c->config)
-        return 0;
-    const qc_json_node *root = qc_json_root(c->config);
-    const qc_json_node *tie = qc_json_get(root, "tie_word_embeddings");
-    if (!tie && qc_json_get(root, "text_config"))
-        tie = qc_json_get(qc_json_get(root, "text_config"), "tie_word_embeddings");
-    return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
+    return c->config && qc_ends_with(c->tensors[i].name, "lm_head.weight") &&
+           qc_json_bool_or(qc_config_get(c, "tie_word_embeddings"), qc_family_is(m->table, "TIED"));
 }
 
 static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, int mtp_all_missing)
@@ -385,14 +379,9 @@ static qc_status list_missing(const matcher *m)
     qc_against *a = m->a;
     uint64_t layers = UINT64_MAX;
     int mtp_all_missing = 1;
-    if (a->model->config) {
-        const qc_json_node *root = qc_json_root(a->model->config);
-        const qc_json_node *n = qc_json_get(root, "num_hidden_layers");
-        if (!n)
-            n = qc_json_get(qc_json_get(root, "text_config"), "num_hidden_layers");
-        if (!n || qc_json_as_u64(n, "num_hidden_layers", &layers, NULL) != QC_OK || layers == 0)
-            layers = UINT64_MAX;
-    }
+    if (qc_json_as_u64(qc_config_get(a->model, "num_hidden_layers"), "", &layers, NULL) != QC_OK ||
+        layers == 0)
+        layers = UINT64_MAX;
     size_t count = 0;
     for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++) {
         count += !m->used[i];

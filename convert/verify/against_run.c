@@ -128,8 +128,7 @@ static qc_status tell_damage(qc_against *a, qc_status st, qc_against_result *r, 
         r->scan.problem_count == 0)
         return st;
     r->faults = r->scan.problem_count;
-    r->first_what = r->scan.first.what;
-    r->first_why = r->scan.first.why;
+    r->first = r->scan.first;
     if (err)
         memset(err, 0, sizeof *err);
     return QC_OK;

@@ -129,8 +129,7 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
 {
     qc_json_writer w;
     qc_json_write_init(&w, out, err);
-    begin_json(&w, call, "verified", "against", call->against, r->faults,
-               &(qc_scan_problem){r->first_what, r->first_why});
+    begin_json(&w, call, "verified", "against", call->against, r->faults, &r->first);
     qc_json_put_bool(&w, "manifest", r->has_manifest);
     qc_json_put_u64(&w, "tensors", r->count);
     qc_json_put_u64(&w, "equal", r->equal);
