@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/read_rate.h"
 #include "base/workers.h"
+#include "convert/validate/timing.h"
 
 #include <math.h>
 #include <string.h>
@@ -34,17 +35,6 @@ void qc_validate_timer_close(qc_validate_timer *t)
 double qc_validate_read_rate(const qc_validate_timer *t)
 {
     return t->read_seconds > 0.0 ? t->read_bytes / t->read_seconds : (double)NAN;
-}
-
-static double median(double *v)
-{
-    for (unsigned i = 1; i < QC_VALIDATE_ROUNDS; i++)
-        for (unsigned k = i; k > 0 && v[k] < v[k - 1]; k--) {
-            const double larger = v[k - 1];
-            v[k - 1] = v[k];
-            v[k] = larger;
-        }
-    return v[QC_VALIDATE_ROUNDS / 2];
 }
 
 /* Passes the memory, then multiplies. A product with one row of W wakes the threads first: between
@@ -80,8 +70,8 @@ static qc_status time_of(qc_validate_timer *t, qc_validate_time *out, const qc_v
     }
     *out = (qc_validate_time){.m = io->m,
                               .path = qc_cpu_matmul_is_fast(w) ? "integers" : "floats",
-                              .seconds = median(seconds),
-                              .roof = median(shares),
+                              .seconds = qc_spread_of(seconds, QC_VALIDATE_ROUNDS).median,
+                              .roof = qc_spread_of(shares, QC_VALIDATE_ROUNDS).median,
                               .output_error = l->output_error,
                               .kernel_error = l->kernel_error};
     return QC_OK;

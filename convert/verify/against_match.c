@@ -326,23 +326,6 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
     return QC_OK;
 }
 
-/* ---- the manifest ---------------------------------------------------------------------------- */
-
-static qc_status find_listed(const matcher *m)
-{
-    qc_against *a = m->a;
-    const qc_manifest *f = a->manifest;
-    if (!f)
-        return QC_OK;
-    QC_TRY(qc_arena_array(a->arena, &a->of_listed, f->tensor_count + 1, m->err));
-    for (size_t i = 0; i < f->tensor_count; i++) {
-        a->of_listed[i] = qc_checkpoint_find_index(a->output, f->tensors[i].name);
-        if (a->of_listed[i] != QC_NO_TENSOR)
-            a->tensors[a->of_listed[i]].listed = &f->tensors[i];
-    }
-    return QC_OK;
-}
-
 /* ---- what is missing ------------------------------------------------------------------------- */
 
 /* Do the two have the same bytes, as a head and the embeddings that it is tied to? */
@@ -404,7 +387,14 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
     m.table = qc_family_of(a->model);
     QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
     QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));
-    QC_TRY(find_listed(&m));
+    if (a->manifest)
+        QC_TRY(qc_arena_array(a->arena, &a->of_listed, a->manifest->tensor_count + 1, err));
+    for (size_t i = 0; a->manifest && i < a->manifest->tensor_count; i++) {
+        const qc_manifest_tensor *row = &a->manifest->tensors[i];
+        a->of_listed[i] = qc_checkpoint_find_index(a->output, row->name);
+        if (a->of_listed[i] != QC_NO_TENSOR)
+            a->tensors[a->of_listed[i]].listed = row;
+    }
     for (uint32_t i = 0; i < (uint32_t)a->output->tensor_count; i++) {
         QC_TRY(match_one(&m, i));
         QC_TRY(set_pieces(&m, &a->tensors[i]));
