@@ -66,15 +66,6 @@ static qc_status list_tensors(qc_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static void add_tensor(qc_reader *r, device_entry *e, size_t tensor)
-{
-    const qc_manifest_tensor *t = &r->m.tensors[tensor];
-    uint64_t bytes = t->end - t->begin, piece = qc_min_u64(bytes, t->piece_bytes);
-    r->tensors[tensor].index = tensor - e->first_tensor;
-    if (piece > e->device.max_piece_bytes)
-        e->device.max_piece_bytes = (size_t)piece;
-}
-
 /* Shards lie in the order of their devices, and tensors in that of their shards (the manifest was
  * checked). So each device has a run of both. */
 static qc_status list_devices(qc_reader *r, qc_error *err)
@@ -94,8 +85,12 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
             d->tensor_bytes += s->content_bytes - s->header_bytes;
             d->stored_bytes += m->compressed ? s->file_bytes : s->content_bytes;
         }
-        for (; tensor < m->tensor_count && m->tensors[tensor].shard < shard; tensor++)
-            add_tensor(r, e, tensor);
+        for (; tensor < m->tensor_count && m->tensors[tensor].shard < shard; tensor++) {
+            const qc_manifest_tensor *t = &m->tensors[tensor];
+            r->tensors[tensor].index = tensor - e->first_tensor;
+            d->max_piece_bytes = (size_t)qc_max_u64(d->max_piece_bytes,
+                                                    qc_min_u64(t->end - t->begin, t->piece_bytes));
+        }
         d->shard_count = shard - e->first_shard;
         d->tensor_count = tensor - e->first_tensor;
         d->tensors = d->tensor_count > 0 ? &r->tensors[e->first_tensor] : NULL;

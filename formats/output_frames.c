@@ -289,19 +289,6 @@ static void reader_deinit(frame_reader *r)
     qc_digest_destroy(r->hash);
 }
 
-static qc_status read_and_hash(const frame_reader *r, const qc_file *file,
-                               const qc_output_frame *frame, void *dst, qc_error *err)
-{
-    unsigned char *p = dst;
-    for (size_t at = 0; at < frame->stored_bytes; at += STEP_BYTES) {
-        size_t n = qc_min_size(frame->stored_bytes - at, STEP_BYTES);
-        QC_TRY(qc_file_pread(file, p + at, n, frame->offset + at, err));
-        if (r->hash)
-            qc_digest_update(r->hash, p + at, n);
-    }
-    return QC_OK;
-}
-
 /* Reads the content of frame `index` to dst, and makes its digests. QC_ERR_CHECK where it cannot be
  * decoded. */
 static qc_status read_frame(frame_reader *r, size_t index, void *dst, qc_error *err)
@@ -323,8 +310,13 @@ static qc_status read_frame(frame_reader *r, size_t index, void *dst, qc_error *
         if (r->hash && !done)
             qc_digest_reset(r->hash);
     }
-    if (st == QC_OK && !done)
-        st = read_and_hash(r, file, frame, r->coder ? r->stored : dst, err);
+    unsigned char *p = r->coder ? r->stored : dst;
+    for (size_t step = 0; !done && st == QC_OK && step < frame->stored_bytes; step += STEP_BYTES) {
+        const size_t n = qc_min_size(frame->stored_bytes - step, STEP_BYTES);
+        st = qc_file_pread(file, p + step, n, frame->offset + step, err);
+        if (st == QC_OK && r->hash)
+            qc_digest_update(r->hash, p + step, n);
+    }
     if (st == QC_OK && !done && r->coder)
         st = qc_frame_decode(r->coder, r->stored, frame->stored_bytes, dst, frame->content_bytes,
                              err);

@@ -160,22 +160,12 @@ static qc_status parse_offsets(qc_st_tensor *t, const qc_json_node *n, qc_error 
     return QC_OK;
 }
 
-static qc_status parse_dtype(qc_st_tensor *t, const qc_json_node *n, qc_error *err)
-{
-    const char *name = NULL;
-    QC_TRY(qc_json_as_string(n, "dtype", &name, err));
-    if (qc_dtype_from_name(name, strlen(name), &t->dtype))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype '%.64s' is not known", name);
-    return QC_OK;
-}
-
 /* Parses what does not depend on other tensors. Messages do not name the tensor yet. */
 static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_node *n,
                               qc_error *err)
 {
-    const qc_json_node *dtype = NULL;
-    const qc_json_node *shape = NULL;
-    const qc_json_node *offsets = NULL;
+    const qc_json_node *dtype = NULL, *shape = NULL, *offsets = NULL;
+    const char *dtype_name = NULL;
     uint64_t bytes = 0;
     if (qc_json_kind_of(n) != QC_JSON_OBJECT)
         QC_FAIL(err, QC_ERR_INPUT, "its entry is of kind %s; expected an object",
@@ -191,7 +181,9 @@ static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_no
         else
             h->unknown_fields++;
     }
-    QC_TRY(parse_dtype(t, dtype, err));
+    QC_TRY(qc_json_as_string(dtype, "dtype", &dtype_name, err));
+    if (qc_dtype_from_name(dtype_name, strlen(dtype_name), &t->dtype))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype '%.64s' is not known", dtype_name);
     QC_TRY(parse_dims(t, shape, err));
     QC_TRY(parse_offsets(t, offsets, err));
     QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
@@ -360,15 +352,6 @@ static void build_metadata(qc_strbuf *out, const qc_st_meta *meta, size_t count)
     qc_strbuf_puts(out, "}");
 }
 
-static void build_tensor(qc_strbuf *out, const qc_st_tensor *t)
-{
-    qc_json_quote(out, t->name, strlen(t->name));
-    qc_strbuf_putf(out, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype));
-    for (unsigned d = 0; d < t->ndim; d++)
-        qc_strbuf_putf(out, "%s%" PRIu64, d ? "," : "", t->dims[d]);
-    qc_strbuf_putf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin, t->end);
-}
-
 static uint64_t digits(uint64_t v)
 {
     uint64_t n = 1;
@@ -429,7 +412,11 @@ qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err)
 {
     if (out->data[out->len - 1] != '{')
         qc_strbuf_puts(out, ",");
-    build_tensor(out, t);
+    qc_json_quote(out, t->name, strlen(t->name));
+    qc_strbuf_putf(out, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype));
+    for (unsigned d = 0; d < t->ndim; d++)
+        qc_strbuf_putf(out, "%s%" PRIu64, d ? "," : "", t->dims[d]);
+    qc_strbuf_putf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin, t->end);
     return qc_strbuf_status(out, err);
 }
 

@@ -56,20 +56,6 @@ static qc_status check_sources(const validation *v, qc_error *err)
     return QC_OK;
 }
 
-static qc_status load_manifest(validation *v, qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    if (!v->output->is_dir)
-        return QC_OK;
-    QC_TRY(qc_path_join(&v->arena, &path, v->o->call.model, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind == QC_PATH_MISSING)
-        return QC_OK;
-    v->has_manifest = 1;
-    return qc_manifest_load(&v->manifest, &v->arena, v->o->call.model, err);
-}
-
 static qc_status open_all(validation *v, qc_error *err)
 {
     const qc_options *o = v->o;
@@ -79,7 +65,7 @@ static qc_status open_all(validation *v, qc_error *err)
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_read(&v->baseline, &v->arena, o->validate.baseline, err));
     QC_TRY(qc_checkpoint_open(&v->output, o->call.model, err));
-    QC_TRY(load_manifest(v, err));
+    QC_TRY(qc_manifest_find(&v->manifest, &v->has_manifest, &v->arena, o->call.model, err));
     QC_TRY(qc_checkpoint_open(&v->model, o->call.against, err));
     QC_TRY(qc_experts_are_stacked(v->output) ? qc_experts_join(v->model, err)
                                              : qc_experts_split(v->model, 0, err));
@@ -90,8 +76,7 @@ static qc_status open_all(validation *v, qc_error *err)
         qc_console_warn(&o->call, "%s", v->model->warnings[i]);
     QC_TRY(qc_validate_pair_up(&v->pairs, &v->arena, v->output,
                                v->has_manifest ? &v->manifest : NULL, v->model, err));
-    v->tools = (qc_validate_tools){.output = v->output,
-                                   .model = v->model,
+    v->tools = (qc_validate_tools){.model = v->model,
                                    .ops = qc_quant_ops_for(isa),
                                    .matmul = qc_matmul_ops_for(isa),
                                    .threads = o->call.threads ? o->call.threads : qc_cpu_count(),

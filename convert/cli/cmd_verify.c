@@ -72,7 +72,7 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     qc_progress *progress = NULL;
     uint64_t total = 0;
     int found = 0;
-    QC_TRY(qc_against_manifest(&m, &found, o->call.arena, o->call.model, err));
+    QC_TRY(qc_manifest_find(&m, &found, o->call.arena, o->call.model, err));
     QC_TRY(count_bytes(o, &m, found, &total, err));
     qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->call.model, o->call.against,
                       found ? "as its manifest says" : "by names, as it has no manifest");

@@ -145,13 +145,6 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
     return QC_OK;
 }
 
-/* Can the CPU measure the layer after this error? It can if the layer does not fit the GPU or
- * float16, or if the GPU has nothing that multiplies with it. */
-static int is_for_the_cpu(qc_status st)
-{
-    return st == QC_ERR_NOMEM || st == QC_ERR_RANGE || st == QC_ERR_UNSUPPORTED;
-}
-
 qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
                                   const qc_validate_tools *tools, const qc_stored_arrays *w,
                                   qc_validate_input *in, qc_arena *arena, qc_error *err)
@@ -163,7 +156,8 @@ qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
     qc_status st = compare(g, l, tools, w, in, arena, &why);
     if (st == QC_OK)
         return QC_OK;
-    if (!is_for_the_cpu(st)) {
+    /* The CPU measures what does not fit the GPU or float16, and what the GPU has no kernel for. */
+    if (st != QC_ERR_NOMEM && st != QC_ERR_RANGE && st != QC_ERR_UNSUPPORTED) {
         if (err)
             *err = why;
         return st;

@@ -75,7 +75,7 @@ double qc_validate_ratio(double error, double size);
 qc_dtype qc_validate_x_dtype(qc_dtype weight);
 
 typedef struct {
-    const qc_checkpoint *output, *model;
+    const qc_checkpoint *model;
     const qc_quant_ops *ops;
     const qc_matmul_ops *matmul;
     qc_cpu_matmul *products;

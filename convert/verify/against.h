@@ -108,8 +108,4 @@ QC_NODISCARD qc_status qc_against_run(qc_against_result *result, const qc_call *
 QC_NODISCARD qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
                                         const qc_against_result *r, qc_error *err);
 
-/* Reads the manifest of OUT; *found says whether it has one. */
-QC_NODISCARD qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena,
-                                           const char *output, qc_error *err);
-
 #endif

@@ -237,7 +237,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     qc_against_row *r = &t->row;
     const qc_checkpoint_tensor *to = &a->output->tensors[i];
     uint32_t owner = a->in_output.owners[i];
-    r->name = to->name;
+    QC_TRY(qc_arena_strdup(a->arena, &r->name, to->name, m->err)); /* rows outlive checkpoints */
     r->dtype = to->dtype;
     r->ndim = to->ndim;
     memcpy(r->dims, to->dims, sizeof to->dims);
@@ -277,10 +277,11 @@ static qc_status match_one(const matcher *m, uint32_t i)
             return fault(a, t, m->err, "its source '%s' is not in MODEL", source);
         return fault(a, t, m->err, "MODEL has no tensor of this name");
     }
-    r->source = a->model->tensors[t->model_tensor].name;
-    r->source_bytes = a->model->tensors[t->model_tensor].bytes;
+    const qc_checkpoint_tensor *from = &a->model->tensors[t->model_tensor];
+    QC_TRY(qc_arena_strdup(a->arena, &r->source, from->name, m->err));
+    r->source_bytes = from->bytes;
     m->used[t->model_tensor] = 1;
-    if (module > 0 && a->model->tensors[t->model_tensor].dtype != to->dtype) {
+    if (module > 0 && from->dtype != to->dtype) {
         r->scheme = "keep";
         return fault(a, t, m->err, "it holds codes, but there is no weight_scale beside it");
     }
@@ -372,10 +373,13 @@ static qc_status list_missing(const matcher *m)
             mtp_all_missing = 0;
     }
     QC_TRY(qc_arena_array(a->arena, &a->missing, count + 1, m->err));
-    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++)
-        if (!m->used[i])
-            a->missing[a->missing_count++] = (qc_against_missing){
-                a->model->tensors[i].name, why_missing(m, i, layers, mtp_all_missing)};
+    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++) {
+        if (m->used[i])
+            continue;
+        qc_against_missing *missing = &a->missing[a->missing_count++];
+        missing->why = why_missing(m, i, layers, mtp_all_missing);
+        QC_TRY(qc_arena_strdup(a->arena, &missing->name, a->model->tensors[i].name, m->err));
+    }
     return QC_OK;
 }
 

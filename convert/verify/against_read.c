@@ -246,20 +246,6 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     return QC_OK;
 }
 
-/* Handles elements of a source in FP8 or MXFP4 that could not be read, because they are not
- * finite. */
-static qc_status take_nonfinite(const work *w, uint64_t at, qc_status st, qc_error *err)
-{
-    if (st != QC_ERR_NONFINITE)
-        return st;
-    qc_check_sums *sums = &w->t->sums[w->piece];
-    if (sums->bad_source == UINT64_MAX)
-        sums->bad_source = at;
-    if (err)
-        memset(err, 0, sizeof *err);
-    return QC_OK;
-}
-
 static qc_status compare_quantized(work *w, qc_error *err)
 {
     const qc_against_tensor *t = w->t;
@@ -276,31 +262,19 @@ static qc_status compare_quantized(work *w, qc_error *err)
         qc_check_sums sums;
         QC_TRY(qc_check_interrupted(err));
         qc_status st = qc_against_read(w->s, t, first, n, w->hash, &source, err);
-        if (st != QC_OK) {
-            QC_TRY(take_nonfinite(w, first - begin, st, err));
+        if (st == QC_ERR_NONFINITE) { /* FP8 or MXFP4 that cannot be read */
+            if (t->sums[w->piece].bad_source == UINT64_MAX)
+                t->sums[w->piece].bad_source = first - begin;
+            if (err)
+                memset(err, 0, sizeof *err);
             continue;
         }
+        QC_TRY(st);
         QC_TRY(check_step(w, source, (first - begin) / per, n,
                           w->bytes + (first - begin) / per_byte, &sums, err));
         qc_check_add(&t->sums[w->piece], &sums, first - begin);
     }
     return QC_OK;
-}
-
-/* Hashes this piece's share of the source, where the comparison reads in another order. */
-static qc_status hash_share(work *w, qc_error *err)
-{
-    uint64_t each = w->t->listed->source_piece_bytes, at = (uint64_t)w->piece * each;
-    uint64_t left = w->t->row.source_bytes - at;
-    return take_bytes(w, at, at + (left < each ? left : each), 0, err);
-}
-
-/* Quantized weights are hashed in the order in which they are written. Stacks, matrices that are
- * turned back and integers are hashed as they lie (docs/format.md, section 4). */
-static int digest_is_of_shares(const qc_against_tensor *t)
-{
-    return (t->row.transpose && t->row.kind == QC_AGAINST_CAST) ||
-           (t->coded && qc_coding_is_integer(t->coded->coding));
 }
 
 qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
@@ -315,7 +289,10 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
     w.piece = (uint32_t)(w.offset / t->piece_bytes);
     if (w.piece >= t->piece_count)
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has a piece too many", t->row.name);
-    w.hash = t->sources != NULL && !digest_is_of_shares(t);
+    /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that are
+     * turned back and integers are hashed as they lie (docs/format.md, section 4). */
+    w.hash = t->sources && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
+             !(t->coded && qc_coding_is_integer(t->coded->coding));
     QC_TRY(qc_against_scratch_of(a, thread, &w.s, err));
     qc_digest_reset(w.s->hash);
     QC_TRY(t->row.kind == QC_AGAINST_EQUAL  ? take_bytes(&w, w.offset, w.offset + w.len, 1, err)
@@ -323,8 +300,10 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
                                             : compare_quantized(&w, err));
     if (!t->sources)
         return QC_OK;
-    if (!w.hash)
-        QC_TRY(hash_share(&w, err));
+    if (!w.hash) { /* the comparison read in another order, so this is the piece's share */
+        const uint64_t each = t->listed->source_piece_bytes, at = w.piece * each;
+        QC_TRY(take_bytes(&w, at, qc_min_u64(at + each, t->row.source_bytes), 0, err));
+    }
     t->sources[w.piece] = qc_digest_finish(w.s->hash);
     return QC_OK;
 }

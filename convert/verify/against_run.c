@@ -16,23 +16,6 @@ const char *qc_against_kind_name(qc_against_kind k)
     return names[k];
 }
 
-qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena, const char *output,
-                              qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    *found = 0;
-    QC_TRY(qc_path_stat(output, &kind, NULL, err));
-    if (kind != QC_PATH_DIR)
-        return QC_OK;
-    QC_TRY(qc_path_join(arena, &path, output, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind == QC_PATH_MISSING)
-        return QC_OK;
-    *found = 1;
-    return qc_manifest_load(out, arena, output, err);
-}
-
 /* ---- reading OUT ---------------------------------------------------------------------------- */
 
 static qc_status take_frame(void *ctx, unsigned worker, const qc_output_frame *frame,
@@ -96,17 +79,6 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
     return qc_experts_split(a->model, decodes, err);
 }
 
-/* Opens MODEL as `convert` did when it made OUT. Without a manifest it is opened to match how OUT
- * names its experts. */
-static qc_status open_model(qc_against *a, qc_error *err)
-{
-    QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
-    const char *to = a->manifest ? a->manifest->to : NULL;
-    QC_TRY(arrange_experts(a, to ? to : "", err));
-    QC_TRY(qc_adapters_attach(a->model, a->call, err));
-    return a->manifest ? qc_adapters_check(a->model, a->manifest, a->call->model, err) : QC_OK;
-}
-
 static qc_status open_output(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->output, a->call->model, err));
@@ -142,7 +114,14 @@ static qc_status run(qc_against *a, qc_against_result *r, qc_error *err)
     qc_status st = open_output(a, err);
     if (st != QC_OK)
         return tell_damage(a, st, r, err);
-    QC_TRY(open_model(a, err));
+    /* MODEL is opened as `convert` did when it made OUT. Without a manifest it is opened to match how
+     * OUT names its experts. */
+    const char *to = a->manifest ? a->manifest->to : NULL;
+    QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
+    QC_TRY(arrange_experts(a, to ? to : "", err));
+    QC_TRY(qc_adapters_attach(a->model, a->call, err));
+    if (a->manifest)
+        QC_TRY(qc_adapters_check(a->model, a->manifest, a->call->model, err));
     QC_TRY(qc_against_match(a, err));
     const qc_scan_options so = {
         .threads = a->threads, .sink = take_frame, .sink_ctx = a, .progress = a->progress};
@@ -166,16 +145,6 @@ qc_status qc_against_run(qc_against_result *result, const qc_call *call,
     result->has_manifest = manifest != NULL;
     QC_TRY(qc_arena_array(arena, &a.scratch, a.threads, err));
     qc_status st = run(&a, result, err);
-    /* Names live in the checkpoints, and the rows outlive those. */
-    for (size_t i = 0; st == QC_OK && i < result->count; i++) {
-        qc_against_row *r = &result->rows[i];
-        st = qc_arena_strndup(arena, &r->name, r->name, strlen(r->name), err);
-        if (st == QC_OK && r->source)
-            st = qc_arena_strndup(arena, &r->source, r->source, strlen(r->source), err);
-    }
-    for (size_t i = 0; st == QC_OK && i < result->missing_count; i++)
-        st = qc_arena_strndup(arena, &result->missing[i].name, result->missing[i].name,
-                              strlen(result->missing[i].name), err);
     for (unsigned i = 0; i < a.threads; i++)
         qc_against_scratch_free(&a.scratch[i]);
     qc_checkpoint_close(a.output);

@@ -1,6 +1,6 @@
 /* Gathers facts from three sources, of which only the first must be there: the headers; the recipe
  * (roles, and which tensors are the parts of one quantized weight); and the manifest of a qconv
- * output (errors, origin). */
+ * output (errors, origin). It then shows them to the engines of convert/plan/engines.h. */
 #include "convert/verify/inspect_facts.h"
 
 #include "base/checked.h"
@@ -232,4 +232,46 @@ failed:
     qc_checkpoint_close(f->model);
     f->model = NULL;
     return st;
+}
+
+/* ---- engines ---- */
+
+qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
+{
+    const qc_json_node *config = f->model->config ? qc_json_root(f->model->config) : NULL;
+    const qc_json_node *q = qc_json_get(config, "quantization_config");
+    const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
+    qc_served_weight *weights = NULL;
+    QC_TRY(qc_arena_array(f->arena, &weights, f->model->tensor_count, err));
+    qc_served s = {.arena = f->arena,
+                   .model = f->model,
+                   .model_type = f->model_type ? f->model_type : "",
+                   .skipped = qc_json_get(q, "llm_int8_skip_modules"),
+                   .has_config = config != NULL,
+                   .no_manifest = !f->manifest,
+                   .finished = 1,
+                   .weights = weights};
+    for (size_t i = 0; i < f->model->file_count; i++)
+        s.compressed |= f->model->files[i].compressed;
+    if (strcmp(method, "qconv") == 0)
+        s.own_form = qc_json_string_or(qc_json_get(q, "quant_type"), "unknown");
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        const qc_tensor_facts *tf = &f->tensors[i];
+        weights[i] =
+            (qc_served_weight){.is_weight = !tf->is_state && tf->is_counted && tf->ndim == 2,
+                               .is_stack = tf->scheme && !tf->is_state && tf->ndim == 3,
+                               .name = f->model->tensors[i].name,
+                               .elems = tf->elems};
+        if (!tf->scheme || tf->is_state)
+            continue;
+        if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))
+            s.foreign = tf->scheme;
+        if (tf->stored && !tf->coded) {
+            weights[i].scheme = tf->stored->stored_as;
+            weights[i].block_elems = tf->stored->block_elems;
+        }
+    }
+    /* What only loads outputs of qconv is not one of "all" engines for anything else. */
+    f->asked = s.no_manifest && engines == QC_ENGINES_ALL ? engines & ~QC_ENGINES_OURS : engines;
+    return qc_engines_check(&f->refused, &s, f->asked, err);
 }

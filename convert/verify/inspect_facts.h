@@ -63,7 +63,7 @@ typedef struct {
 /* Opens what call->model names and gathers the facts. The caller closes facts->model (NULL after an
  * error). */
 QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_error *err);
-/* Asks engines (bit e for engine e) whether they load the checkpoint. (inspect_engines.c) */
+/* Asks engines (bit e for engine e) whether they load the checkpoint. */
 QC_NODISCARD qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err);
 /* Returns the bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);

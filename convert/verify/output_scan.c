@@ -39,15 +39,6 @@ static qc_status problem(scan *s, qc_error *err, const char *what, const char *w
     return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
 }
 
-/* Returns what a message says about the subject, without the subject's name, because the problem
- * names it already. */
-static const char *behind(const char *msg, const char *subject)
-{
-    size_t len = strlen(subject);
-    return strncmp(msg, subject, len) == 0 && strncmp(msg + len, ": ", 2) == 0 ? msg + len + 2
-                                                                               : msg;
-}
-
 /* ---- Everything but weights ----------------------------------------------------------------- */
 
 static qc_status take_json(void *cut, const void *bytes, size_t len, qc_error *err)
@@ -138,12 +129,17 @@ static qc_status check_index(scan *s, qc_error *err)
 
 /* ---- Frames --------------------------------------------------------------------------------- */
 
-/* Is it damage that a message about `subject` tells? It is then a problem, and no failure. */
+/* Is it damage that a message about `subject` tells? It is then a problem, which names the subject
+ * itself, and no failure. */
 static qc_status judged(scan *s, qc_status st, const qc_error *why, const char *what,
                         const char *subject, qc_error *err)
 {
-    if (st == QC_ERR_CHECK)
-        return problem(s, err, what, "%s", behind(why->msg, subject));
+    if (st == QC_ERR_CHECK) {
+        const size_t len = strlen(subject);
+        const int named =
+            strncmp(why->msg, subject, len) == 0 && strncmp(why->msg + len, ": ", 2) == 0;
+        return problem(s, err, what, "%s", why->msg + (named ? len + 2 : 0));
+    }
     if (st != QC_OK && err)
         *err = *why;
     return st;

@@ -104,7 +104,7 @@ TEST(rows)
     int found = 0;
     SCOPED(qc_arena) a = {0};
     qc_call call = {.arena = &a, .model = w->out, .against = w->model, .threads = 2};
-    test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
+    test_must(qc_manifest_find(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
     test_must(qc_against_run(&r, &call, &m, NULL, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
@@ -118,7 +118,7 @@ TEST(rows)
     test_must(qc_against_worst(&worst, &count, &a, &r, &err), &err);
     assert_int_equal(count, 1);
     assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);
-    test_must(qc_against_manifest(&m, &found, &a, w->other, &err), &err);
+    test_must(qc_manifest_find(&m, &found, &a, w->other, &err), &err);
     assert_false(found);
     call.model = w->other;
     test_must(qc_against_run(&r, &call, NULL, NULL, NULL, &err), &err);
