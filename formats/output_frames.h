@@ -9,8 +9,8 @@
  *   run     a team of threads reads a range of them, of a device, a tensor or a header, and hands
  *           each on; the client says where its content goes, or that it is not wanted
  *
- * The tensors of a checkpoint without a manifest are read in the same way, in pieces that the caller
- * chooses (qc_output_frames_of_checkpoint, then run).
+ * The tensors of a checkpoint without a manifest are read in the same way, in pieces that the
+ * caller chooses (qc_output_frames_of_checkpoint, then run).
  *
  * A frame belongs to one tensor or to the header of a shard. Damage is QC_ERR_CHECK; messages about
  * a shard begin with its path, and those about a header with "header of NAME".

@@ -289,8 +289,8 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
     w.piece = (uint32_t)(w.offset / t->piece_bytes);
     if (w.piece >= t->piece_count)
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has a piece too many", t->row.name);
-    /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that are
-     * turned back and integers are hashed as they lie (docs/format.md, section 4). */
+    /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that
+     * are turned back and integers are hashed as they lie (docs/format.md, section 4). */
     w.hash = t->sources && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
              !(t->coded && qc_coding_is_integer(t->coded->coding));
     QC_TRY(qc_against_scratch_of(a, thread, &w.s, err));

@@ -114,8 +114,8 @@ static qc_status run(qc_against *a, qc_against_result *r, qc_error *err)
     qc_status st = open_output(a, err);
     if (st != QC_OK)
         return tell_damage(a, st, r, err);
-    /* MODEL is opened as `convert` did when it made OUT. Without a manifest it is opened to match how
-     * OUT names its experts. */
+    /* MODEL is opened as `convert` did when it made OUT. Without a manifest it is opened to match
+     * how OUT names its experts. */
     const char *to = a->manifest ? a->manifest->to : NULL;
     QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
     QC_TRY(arrange_experts(a, to ? to : "", err));
