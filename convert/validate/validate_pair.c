@@ -81,9 +81,7 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
 {
     matcher m = {.arena = arena, .output = output, .model = model};
     *out = (qc_validate_pairs){0};
-    QC_TRY(qc_stored_find(&m.in_output, arena, output, err));
-    QC_TRY(qc_coded_find(&m.out_coded, arena, output, err));
-    QC_TRY(qc_stored_add_integers(&m.in_output, arena, output, &m.out_coded, err));
+    QC_TRY(qc_stored_find_codes(&m.in_output, &m.out_coded, arena, output, err));
     QC_TRY(qc_stored_find(&m.in_model, arena, model, err));
     QC_TRY(qc_coded_find(&m.coded, arena, model, err));
     if (m.in_output.count == 0)

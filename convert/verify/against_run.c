@@ -82,9 +82,7 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
 static qc_status open_output(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->output, a->call->model, err));
-    QC_TRY(qc_stored_find(&a->in_output, a->arena, a->output, err));
-    QC_TRY(qc_coded_find(&a->out_coded, a->arena, a->output, err));
-    QC_TRY(qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err));
+    QC_TRY(qc_stored_find_codes(&a->in_output, &a->out_coded, a->arena, a->output, err));
     return a->codes ? qc_code_counts_make(a->codes, a->arena, a->output, &a->in_output, err)
                     : QC_OK;
 }

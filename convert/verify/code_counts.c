@@ -47,9 +47,7 @@ static qc_status make_listed(qc_code_counts *c, qc_arena *arena, const qc_checkp
     qc_stored_set stored;
     qc_coded_set coded;
     uint32_t *of_listed = NULL;
-    QC_TRY(qc_stored_find(&stored, arena, output, err));
-    QC_TRY(qc_coded_find(&coded, arena, output, err));
-    QC_TRY(qc_stored_add_integers(&stored, arena, output, &coded, err));
+    QC_TRY(qc_stored_find_codes(&stored, &coded, arena, output, err));
     QC_TRY(qc_code_counts_make(c, arena, output, &stored, err));
     QC_TRY(qc_arena_array(arena, &of_listed, m->tensor_count + 1, err));
     for (size_t i = 0; i < m->tensor_count; i++) {

@@ -16,17 +16,17 @@
 /* The table per kind has at most this many rows, one for each scheme and each cast. */
 #define KINDS_MOST 32u
 
-/* Begins the object with the members that all of them have: which path it is about, and whether
- * anything is wrong. other is the second path, a member with the name `key`; without a key there is
- * none. */
-static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb, const char *key,
-                       const char *other, uint64_t problems, const qc_scan_problem *first)
+/* Puts the members that all answers have first: which paths it is about, and whether anything is
+ * wrong. */
+static void put_head(qc_json_writer *w, const qc_call *call, const char *verb, uint64_t problems,
+                     const qc_scan_problem *first)
 {
-    qc_json_begin_object(w, NULL);
     qc_json_put_text(w, "command", verb);
     qc_json_put_path(w, "path", call->model);
-    if (key)
-        qc_json_put_path(w, key, other);
+    if (call->out)
+        qc_json_put_path(w, "out", call->out);
+    if (call->against)
+        qc_json_put_path(w, "against", call->against);
     qc_json_put_bool(w, "ok", problems == 0);
     qc_json_put_u64(w, "problems", problems);
     if (qc_json_begin_object_if(w, "first_problem", problems > 0)) {
@@ -56,9 +56,8 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_c
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
     if (call->json) {
-        qc_json_write_init(&w, &out, err);
-        begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count,
-                   &r->first);
+        qc_json_begin_text(&w, &out, err);
+        put_head(&w, call, verb, r->problem_count, &r->first);
         qc_json_put_u64(&w, "tensors", r->tensors_checked);
         qc_json_put_u64(&w, "shards", m->shard_count);
         qc_json_put_u64(&w, "files", m->file_count);
@@ -123,29 +122,6 @@ static const qc_json_row missing_rows[] = {
     QC_JSON_ROW_AS("explained", qc_against_missing, why, TEXT, 0),
     {NULL},
 };
-
-static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                              qc_code_counts *codes, double seconds, qc_error *err)
-{
-    qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    begin_json(&w, call, "verified", "against", call->against, r->faults, &r->first);
-    qc_json_put_bool(&w, "manifest", r->has_manifest);
-    qc_json_put_u64(&w, "tensors", r->count);
-    qc_json_put_u64(&w, "equal", r->equal);
-    qc_json_put_u64(&w, "cast", r->cast);
-    qc_json_put_u64(&w, "quantized", r->quantized);
-    qc_json_put_u64(&w, "source_digests", r->digests);
-    qc_json_put_u64(&w, "output_bytes", r->output_bytes);
-    qc_json_put_u64(&w, "model_bytes", r->model_bytes);
-    qc_json_put_list(&w, "missing", missing_rows, 0, r->missing, r->missing_count,
-                     sizeof *r->missing);
-    qc_json_begin_list(&w, "rows");
-    for (size_t i = 0; i < r->count; i++)
-        put_row(&w, &r->rows[i]);
-    qc_json_end(&w);
-    return end_json(&w, codes, seconds);
-}
 
 /* ---- --against: text ------------------------------------------------------------------------- */
 
@@ -267,10 +243,14 @@ static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_agains
     return QC_OK;
 }
 
-static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                               qc_error *err)
+static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
+                            double seconds, qc_error *err)
 {
+    char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
+    uint64_t read = r->output_bytes + r->model_bytes;
     size_t explained = 0, unexplained = 0;
+    write_kinds(out, call->arena, r);
+    QC_TRY(write_rows(out, call, r, err));
     for (size_t i = 0; i < r->missing_count; i++) {
         const qc_against_missing *m = &r->missing[i];
         explained += m->why != NULL;
@@ -284,17 +264,6 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
     if (explained > 0 && call->verbose == 0)
         qc_strbuf_putf(out, "not in OUT, as it should be: %zu tensor%s of MODEL\n", explained,
                        qc_plural(explained));
-    return QC_OK;
-}
-
-static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                            double seconds, qc_error *err)
-{
-    char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
-    uint64_t read = r->output_bytes + r->model_bytes;
-    write_kinds(out, call->arena, r);
-    QC_TRY(write_rows(out, call, r, err));
-    QC_TRY(write_missing(out, call, r, err));
     if (r->faults)
         qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
                        r->faults, qc_plural(r->faults));
@@ -312,11 +281,29 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_
                             double seconds, qc_error *err)
 {
     qc_strbuf out;
+    qc_json_writer w;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
-    if (call->json)
-        st = against_json(&out, call, r, codes, seconds, err);
-    else if (!call->quiet)
+    if (call->json) {
+        qc_json_begin_text(&w, &out, err);
+        put_head(&w, call, "verified", r->faults, &r->first);
+        qc_json_put_bool(&w, "manifest", r->has_manifest);
+        qc_json_put_u64(&w, "tensors", r->count);
+        qc_json_put_u64(&w, "equal", r->equal);
+        qc_json_put_u64(&w, "cast", r->cast);
+        qc_json_put_u64(&w, "quantized", r->quantized);
+        qc_json_put_u64(&w, "source_digests", r->digests);
+        qc_json_put_u64(&w, "output_bytes", r->output_bytes);
+        qc_json_put_u64(&w, "model_bytes", r->model_bytes);
+        qc_json_put_list(&w, "missing", missing_rows, 0, r->missing, r->missing_count,
+                         sizeof *r->missing);
+        qc_json_begin_list(&w, "rows");
+        for (size_t i = 0; i < r->count; i++)
+            put_row(&w, &r->rows[i]);
+        qc_json_end(&w);
+        st = end_json(&w, codes, seconds);
+    } else if (!call->quiet) {
         st = write_text(&out, call, r, seconds, err);
+    }
     return qc_console_deliver(st, &out, NULL, err);
 }
