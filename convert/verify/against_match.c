@@ -126,7 +126,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
         return shapes_differ(m, t, dims, ndim);
     /* Loaders cast a model before they quantize it, and record in the state what they cast it to,
      * or show it by the dtype of the scales. */
-    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
+    if (!m->a->o->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
         (qc_stored_block(s) || is_integer(s)) &&
         qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
         t->through = s->dtype;
@@ -347,7 +347,7 @@ static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, in
         return "scales and state of a weight that was decoded";
     if (mtp_all_missing && qc_rules_predicts_more(name, layers))
         return "of a layer for multi-token prediction, left out";
-    if (a->manifest)
+    if (a->o->manifest)
         return NULL;
     /* transformers does not save these again. */
     if (is_tied_head(m, i))
@@ -391,10 +391,10 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
     m.table = qc_family_of(a->model);
     QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
     QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));
-    if (a->manifest)
-        QC_TRY(qc_arena_array(a->arena, &a->of_listed, a->manifest->tensor_count + 1, err));
-    for (size_t i = 0; a->manifest && i < a->manifest->tensor_count; i++) {
-        const qc_manifest_tensor *row = &a->manifest->tensors[i];
+    if (a->o->manifest)
+        QC_TRY(qc_arena_array(a->arena, &a->of_listed, a->o->manifest->tensor_count + 1, err));
+    for (size_t i = 0; a->o->manifest && i < a->o->manifest->tensor_count; i++) {
+        const qc_manifest_tensor *row = &a->o->manifest->tensors[i];
         a->of_listed[i] = qc_checkpoint_find_index(a->output, row->name);
         if (a->of_listed[i] != QC_NO_TENSOR)
             a->tensors[a->of_listed[i]].listed = row;

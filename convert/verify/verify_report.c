@@ -16,17 +16,15 @@
 /* The table per kind has at most this many rows, one for each scheme and each cast. */
 #define KINDS_MOST 32u
 
-/* Puts the members that all answers have first: which paths it is about, and whether anything is
- * wrong. */
-static void put_head(qc_json_writer *w, const qc_call *call, const char *verb, uint64_t problems,
-                     const qc_scan_problem *first)
+/* Puts the members that all answers have first: the path they are about, under `key` the other one,
+ * which may be NULL, and whether anything is wrong. */
+static void put_head(qc_json_writer *w, const char *verb, const char *path, const char *key,
+                     const char *other, uint64_t problems, const qc_scan_problem *first)
 {
     qc_json_put_text(w, "command", verb);
-    qc_json_put_path(w, "path", call->model);
-    if (call->out)
-        qc_json_put_path(w, "out", call->out);
-    if (call->against)
-        qc_json_put_path(w, "against", call->against);
+    qc_json_put_path(w, "path", path);
+    if (other)
+        qc_json_put_path(w, key, other);
     qc_json_put_bool(w, "ok", problems == 0);
     qc_json_put_u64(w, "problems", problems);
     if (qc_json_begin_object_if(w, "first_problem", problems > 0)) {
@@ -46,9 +44,10 @@ static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double secon
 
 /* ---- verify, unpack -------------------------------------------------------------------------- */
 
-qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
-                         const char *verb, double seconds, qc_error *err)
+qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of, const qc_scan_result *r,
+                         double seconds, qc_error *err)
 {
+    const char *to = of->unpacked_to;
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     const qc_manifest *m = &r->manifest;
     qc_strbuf out;
@@ -57,24 +56,24 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_c
     qc_status st = QC_OK;
     if (call->json) {
         qc_json_begin_text(&w, &out, err);
-        put_head(&w, call, verb, r->problem_count, &r->first);
+        put_head(&w, of->verb, of->path, "out", to, r->problem_count, &r->first);
         qc_json_put_u64(&w, "tensors", r->tensors_checked);
         qc_json_put_u64(&w, "shards", m->shard_count);
         qc_json_put_u64(&w, "files", m->file_count);
         qc_json_put_u64(&w, "content_bytes", r->content_bytes);
         qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
-        st = end_json(&w, codes, seconds);
+        st = end_json(&w, of->codes, seconds);
     } else if (r->problem_count && !call->quiet) {
-        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
+        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", of->path, r->problem_count,
                        qc_plural(r->problem_count));
     } else if (!call->quiet) {
         qc_strbuf_show(
             &out,
             "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s%s\n",
-            call->model, verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
+            of->path, of->verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
             m->file_count, qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes),
-            seconds, qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "",
-            call->out ? call->out : "");
+            seconds, qc_text_rate(rate, r->content_bytes, seconds), to ? "; now in " : "",
+            to ? to : "");
     }
     return qc_console_deliver(st, &out, NULL, err);
 }
@@ -243,8 +242,8 @@ static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_agains
     return QC_OK;
 }
 
-static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                            double seconds, qc_error *err)
+static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_options *o,
+                            const qc_against_result *r, double seconds, qc_error *err)
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     uint64_t read = r->output_bytes + r->model_bytes;
@@ -265,20 +264,20 @@ static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_agains
         qc_strbuf_putf(out, "not in OUT, as it should be: %zu tensor%s of MODEL\n", explained,
                        qc_plural(explained));
     if (r->faults)
-        qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
-                       r->faults, qc_plural(r->faults));
+        qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", o->out, o->model, r->faults,
+                       qc_plural(r->faults));
     else
         qc_strbuf_show(out,
                        "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
                        " equal; %s of both in %.2f s, %s\n",
-                       call->model, call->against, r->count, qc_plural(r->count), r->quantized,
-                       r->cast, r->equal, qc_text_bytes(bytes, read), seconds,
+                       o->out, o->model, r->count, qc_plural(r->count), r->quantized, r->cast,
+                       r->equal, qc_text_bytes(bytes, read), seconds,
                        qc_text_rate(rate, read, seconds));
     return qc_strbuf_status(out, err);
 }
 
-qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_code_counts *codes,
-                            double seconds, qc_error *err)
+qc_status qc_against_report(const qc_call *call, const qc_against_options *o,
+                            const qc_against_result *r, double seconds, qc_error *err)
 {
     qc_strbuf out;
     qc_json_writer w;
@@ -286,7 +285,7 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_
     qc_status st = QC_OK;
     if (call->json) {
         qc_json_begin_text(&w, &out, err);
-        put_head(&w, call, "verified", r->faults, &r->first);
+        put_head(&w, "verified", o->out, "against", o->model, r->faults, &r->first);
         qc_json_put_bool(&w, "manifest", r->has_manifest);
         qc_json_put_u64(&w, "tensors", r->count);
         qc_json_put_u64(&w, "equal", r->equal);
@@ -301,9 +300,9 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_
         for (size_t i = 0; i < r->count; i++)
             put_row(&w, &r->rows[i]);
         qc_json_end(&w);
-        st = end_json(&w, codes, seconds);
+        st = end_json(&w, o->codes, seconds);
     } else if (!call->quiet) {
-        st = write_text(&out, call, r, seconds, err);
+        st = write_text(&out, call, o, r, seconds, err);
     }
     return qc_console_deliver(st, &out, NULL, err);
 }
