@@ -29,11 +29,6 @@ static int is_blank(unsigned char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-static int begins_with(const unsigned char *head, size_t len, const char *magic, size_t magic_len)
-{
-    return len >= magic_len && memcmp(head, magic, magic_len) == 0;
-}
-
 static int begins_with_letters(const unsigned char *head, size_t len, const char *lower)
 {
     size_t n = strlen(lower);
@@ -53,35 +48,36 @@ static int begins_with_letters(const unsigned char *head, size_t len, const char
  * only once the length field has turned out wrong, because any eight bytes may be a right one. */
 static qc_status recognise(const unsigned char *head, size_t len, const char **what)
 {
+    static const struct {
+        const char *begin, *what;
+        size_t bytes;
+        qc_status st;
+    } known[] = {
+        {"version https://git-lfs", "a git-lfs pointer, not the file itself (run 'git lfs pull')",
+         23, QC_ERR_INPUT},
+        {"PK\x03\x04", "a zip archive (a PyTorch checkpoint?), not safetensors", 4,
+         QC_ERR_UNSUPPORTED},
+        {"GGUF", "a GGUF file, not safetensors", 4, QC_ERR_UNSUPPORTED},
+        {"\x89HDF", "an HDF5 file, not safetensors", 4, QC_ERR_UNSUPPORTED},
+    };
+    static const char *const pages[] = {"<!doctype", "<html", "<?xml"};
     size_t skip = 0;
-    if (begins_with(head, len, "version https://git-lfs", 23)) {
-        *what = "a git-lfs pointer, not the file itself (run 'git lfs pull')";
-        return QC_ERR_INPUT;
-    }
-    if (begins_with(head, len, "PK\x03\x04", 4)) {
-        *what = "a zip archive (a PyTorch checkpoint?), not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (len >= known[i].bytes && memcmp(head, known[i].begin, known[i].bytes) == 0) {
+            *what = known[i].what;
+            return known[i].st;
+        }
     if (len >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5) {
         *what = "a Python pickle (an old PyTorch checkpoint?), not safetensors";
         return QC_ERR_UNSUPPORTED;
     }
-    if (begins_with(head, len, "GGUF", 4)) {
-        *what = "a GGUF file, not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
-    if (begins_with(head, len, "\x89HDF", 4)) {
-        *what = "an HDF5 file, not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
     while (skip < len && is_blank(head[skip]))
         skip++;
-    if (begins_with_letters(head + skip, len - skip, "<!doctype") ||
-        begins_with_letters(head + skip, len - skip, "<html") ||
-        begins_with_letters(head + skip, len - skip, "<?xml")) {
-        *what = "an HTML page, not safetensors (a failed download?)";
-        return QC_ERR_INPUT;
-    }
+    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
+        if (begins_with_letters(head + skip, len - skip, pages[i])) {
+            *what = "an HTML page, not safetensors (a failed download?)";
+            return QC_ERR_INPUT;
+        }
     for (size_t i = 0; i < len; i++) {
         if (!is_blank(head[i]) && (head[i] < 0x20 || head[i] >= 0x7f))
             return QC_OK;

@@ -37,30 +37,23 @@ double qc_validate_read_rate(const qc_validate_timer *t)
     return t->read_seconds > 0.0 ? t->read_bytes / t->read_seconds : (double)NAN;
 }
 
-/* Passes the memory, then multiplies. A product with one row of W wakes the threads first: between
- * the products of a model they do not sleep. */
-static qc_status round_of(qc_validate_timer *t, const qc_weights *w, const qc_matmul_cpu_io *io,
-                          double *pass_seconds, double *seconds, qc_error *err)
-{
-    qc_weights one_row = *w;
-    one_row.rows = 1;
-    QC_TRY(qc_check_interrupted(err));
-    QC_TRY(qc_read_memory(t->pass, t->pass_bytes, qc_cpu_matmul_threads(t->products), pass_seconds,
-                          err));
-    QC_TRY(qc_cpu_matmul_run(t->products, &one_row, io, err));
-    const uint64_t began = qc_clock_ns();
-    QC_TRY(qc_validate_multiply(t->products, w, *io, err));
-    *seconds = (double)(qc_clock_ns() - began) * 1e-9;
-    return QC_OK;
-}
-
+/* In each round the memory is passed first. A product with one row of W then wakes the threads:
+ * between the products of a model they do not sleep. */
 static qc_status time_of(qc_validate_timer *t, qc_validate_time *out, const qc_validate_layer *l,
                          const qc_weights *w, const qc_matmul_cpu_io *io, qc_error *err)
 {
     double seconds[QC_VALIDATE_ROUNDS], shares[QC_VALIDATE_ROUNDS];
+    qc_weights one_row = *w;
+    one_row.rows = 1;
     for (unsigned i = 0; i < QC_VALIDATE_ROUNDS; i++) {
         double pass = 0.0;
-        QC_TRY(round_of(t, w, io, &pass, &seconds[i], err));
+        QC_TRY(qc_check_interrupted(err));
+        QC_TRY(
+            qc_read_memory(t->pass, t->pass_bytes, qc_cpu_matmul_threads(t->products), &pass, err));
+        QC_TRY(qc_cpu_matmul_run(t->products, &one_row, io, err));
+        const uint64_t began = qc_clock_ns();
+        QC_TRY(qc_validate_multiply(t->products, w, *io, err));
+        seconds[i] = (double)(qc_clock_ns() - began) * 1e-9;
         shares[i] = (double)NAN;
         if (!t->shares)
             continue;
