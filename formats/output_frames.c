@@ -255,7 +255,7 @@ qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err
 
 /* ---- Reading one frame ---------------------------------------------------------------------- */
 
-/* What a thread has of its own. */
+/* A thread's own things. */
 typedef struct {
     const qc_output_frames *f;
     const qc_frames_job *job;

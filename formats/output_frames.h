@@ -52,7 +52,7 @@ typedef struct {
     const char *dir;
     const qc_manifest *m;            /* NULL with a checkpoint */
     const qc_checkpoint *checkpoint; /* NULL with a manifest */
-    const char *device; /* which needs the shards, for messages; NULL: nobody is named */
+    const char *device; /* messages say that it needs the shards; NULL: nobody is named */
     size_t first_shard, first_tensor; /* indices in the manifest of the first chosen */
     qc_output_shard *shards;
     size_t shard_count;

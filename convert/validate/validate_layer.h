@@ -53,7 +53,7 @@ typedef struct {
     const char *note;    /* NULL, or why it was measured on another device than the rest */
     qc_dtype x_dtype;
     double weight_error, weight_max;
-    uint64_t max_row, max_col; /* where it is in the tensor of MODEL */
+    uint64_t max_row, max_col; /* place of weight_max in the tensor of MODEL */
     /* output_max: the largest |Y - Z| over the root mean square of Z */
     double output_error, output_max;
     double kernel_error, kernel_max; /* kernel_max: the same over the root mean square of S */

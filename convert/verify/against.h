@@ -67,7 +67,7 @@ typedef struct {
     uint64_t clipped;   /* elements more than 1/64 above the largest value of their scale */
     uint64_t misplaced; /* elements whose code is not one that rounding gives */
     uint64_t scales;    /* scales of blocks or rows that are not all zero */
-    uint64_t searched;  /* those that are not the largest value, but that the codes fit */
+    uint64_t searched;  /* scales that are not the largest value, but that the codes fit */
     int calibrated;     /* the manifest says so: its codes need not be those of rounding */
     /* What is wrong, as a clause, or NULL. */
     const char *fault;

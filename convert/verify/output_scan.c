@@ -17,9 +17,8 @@ typedef struct {
     const qc_scan_options *options;
     const char *dir;
     qc_output_frames frames;
-    /* Per frame. */
-    qc_digest *stored, *content;
-    unsigned char *broken; /* it cannot be decoded */
+    qc_digest *stored, *content; /* per frame */
+    unsigned char *broken;       /* per frame: 1 where it cannot be decoded */
 } scan;
 
 static qc_status problem(scan *s, qc_error *err, const char *what, const char *why_fmt, ...)
