@@ -25,9 +25,6 @@ typedef enum {
     QC_AGAINST_STATE      /* scales and the like of a quantized weight, judged with it */
 } qc_against_kind;
 
-/* "equal", "cast", "quantized", "state". */
-const char *qc_against_kind_name(qc_against_kind k);
-
 /* How large the error may be, relative to the expected one. An output without faults has 1, and
  * less with searched scales. */
 #define QC_AGAINST_RATIO 1.02

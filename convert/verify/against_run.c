@@ -10,12 +10,6 @@
 
 #define FUSED_TAIL "mlp.experts.gate_up_proj"
 
-const char *qc_against_kind_name(qc_against_kind k)
-{
-    static const char *const names[] = {"equal", "cast", "quantized", "state"};
-    return names[k];
-}
-
 /* ---- reading OUT ---------------------------------------------------------------------------- */
 
 static qc_status take_frame(void *ctx, unsigned worker, const qc_output_frame *frame,

@@ -15,7 +15,6 @@
 typedef struct {
     qc_scan_result *result;
     const qc_scan_options *options;
-    const char *dir;
     qc_output_frames frames;
     qc_digest *stored, *content; /* per frame */
     unsigned char *broken;       /* per frame: 1 where it cannot be decoded */
@@ -50,7 +49,7 @@ static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *e
     const char *path = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
     uint64_t bytes = 0;
-    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, f->path, err));
+    QC_TRY(qc_path_join(s->result->arena, &path, s->frames.dir, f->path, err));
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
     if (kind != QC_PATH_FILE)
         return problem(s, err, f->path, "the file is missing");
@@ -109,7 +108,7 @@ static qc_status check_index(scan *s, qc_error *err)
         return QC_OK;
     }
     qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
+    QC_TRY(qc_path_join(s->result->arena, &path, s->frames.dir, name, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK; /* reported already */
@@ -231,7 +230,6 @@ static qc_status scan_all(scan *s, qc_error *err)
 {
     static const qc_frames_client client = {.put = take_frame, .broken = take_broken};
     const qc_manifest *m = &s->result->manifest;
-    QC_TRY(qc_output_frames_begin(&s->frames, s->dir, m, 0, m->shard_count, err));
     for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)
         QC_TRY(check_side_file(s, &m->files[i], err));
     if (!s->options->shards_only)
@@ -256,8 +254,10 @@ qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *di
     memset(result, 0, sizeof *result);
     result->arena = arena;
     result->manifest = *m;
-    scan s = {.result = result, .options = options, .dir = dir};
-    qc_status st = scan_all(&s, err);
+    scan s = {.result = result, .options = options};
+    qc_status st = qc_output_frames_begin(&s.frames, dir, m, 0, m->shard_count, err);
+    if (st == QC_OK)
+        st = scan_all(&s, err);
     qc_output_frames_deinit(&s.frames);
     qc_free(s.stored);
     qc_free(s.content);
