@@ -5,8 +5,6 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/model/recipe_coded.h"
-#include "convert/model/recipe_stored.h"
 #include "convert/term/glob.h"
 
 #include <stdlib.h>
@@ -51,7 +49,7 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
 {
     const qc_checkpoint_tensor *t = &f->model->tensors[i];
     qc_tensor_facts *tf = &f->tensors[i];
-    tf->owner = e ? e->owner : QC_NO_OWNER;
+    tf->owner = e ? e->owner : QC_NO_TENSOR;
     tf->bytes = t->bytes;
     tf->ndim = t->ndim;
     memcpy(tf->dims, t->dims, sizeof tf->dims);
@@ -93,30 +91,30 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
     const char *name = f->model->tensors[i].name;
     const char *candidate = NULL;
     for (size_t k = 0; k < sizeof tails / sizeof *tails; k++) {
-        if (!qc_ends_with(name, tails[k].tail) || f->tensors[i].owner != QC_NO_OWNER)
+        if (!qc_ends_with(name, tails[k].tail) || f->tensors[i].owner != QC_NO_TENSOR)
             continue;
         QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s",
                                (int)(strlen(name) - strlen(tails[k].tail)), name,
                                tails[k].instead));
         f->tensors[i].owner = qc_checkpoint_find_index(f->model, candidate);
     }
-    for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_OWNER; cut--) {
+    for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_TENSOR; cut--) {
         if (name[cut] != '.')
             continue;
         for (int with_weight = 0; with_weight < 2; with_weight++) {
             QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s", (int)cut, name,
                                    with_weight ? ".weight" : ""));
             uint32_t owner = qc_checkpoint_find_index(f->model, candidate);
-            if (owner != QC_NO_OWNER && f->tensors[owner].scheme) {
+            if (owner != QC_NO_TENSOR && f->tensors[owner].scheme) {
                 f->tensors[i].owner = owner;
                 break;
             }
         }
     }
     uint32_t owner = f->tensors[i].owner;
-    if (owner != QC_NO_OWNER && !f->tensors[owner].scheme)
-        f->tensors[i].owner = QC_NO_OWNER;
-    else if (owner != QC_NO_OWNER)
+    if (owner != QC_NO_TENSOR && !f->tensors[owner].scheme)
+        f->tensors[i].owner = QC_NO_TENSOR;
+    else if (owner != QC_NO_TENSOR)
         f->tensors[owner].bytes += f->model->tensors[i].bytes;
     return QC_OK;
 }
@@ -151,7 +149,7 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
     qc_strbuf_deinit(&text);
     for (size_t i = 0; f->manifest && i < m->tensor_count; i++) {
         uint32_t tensor = qc_checkpoint_find_index(f->model, m->tensors[i].name);
-        if (tensor != QC_NO_OWNER)
+        if (tensor != QC_NO_TENSOR)
             f->tensors[tensor].written = &m->tensors[i];
     }
     return st;
@@ -184,7 +182,7 @@ static void add_up(qc_facts *f)
         d->bytes += t->bytes;
         if (tf->is_state) {
             f->state_count++;
-            if (tf->owner != QC_NO_OWNER)
+            if (tf->owner != QC_NO_TENSOR)
                 continue;
         } else if (!tf->is_counted) {
             f->uncounted++;
