@@ -47,7 +47,7 @@ static int is_block_size(uint64_t n)
     return n >= BLOCK_LEAST_ELEMS && n <= BLOCK_MOST_ELEMS && (n & (n - 1)) == 0;
 }
 
-/* What the reader and the writer agree on. */
+/* Checks the rules that hold for reader and writer alike. */
 static qc_status check_state(const qc_bnb_state *s, qc_error *err)
 {
     uint64_t elems = 0;

@@ -117,6 +117,12 @@ QC_NODISCARD qc_status qc_checkpoint_refuse_torch(const char *path, const char *
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* Finds a tensor by its exact name; NULL if there is none. */
 const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
+/* Likewise its index; UINT32_MAX if there is none. */
+static inline uint32_t qc_checkpoint_find_index(const qc_checkpoint *c, const char *name)
+{
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
+    return t ? (uint32_t)(t - c->tensors) : UINT32_MAX;
+}
 /* Returns the index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there
  * is none. */
 uint32_t qc_checkpoint_beside(const qc_checkpoint *c, const char *stem, size_t stem_len,

@@ -66,15 +66,6 @@ static qc_status list_tensors(qc_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static void add_tensor(qc_reader *r, device_entry *e, size_t tensor)
-{
-    const qc_manifest_tensor *t = &r->m.tensors[tensor];
-    uint64_t bytes = t->end - t->begin, piece = qc_min_u64(bytes, t->piece_bytes);
-    r->tensors[tensor].index = tensor - e->first_tensor;
-    if (piece > e->device.max_piece_bytes)
-        e->device.max_piece_bytes = (size_t)piece;
-}
-
 /* Shards lie in the order of their devices, and tensors in that of their shards (the manifest was
  * checked). So each device has a run of both. */
 static qc_status list_devices(qc_reader *r, qc_error *err)
@@ -94,8 +85,12 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
             d->tensor_bytes += s->content_bytes - s->header_bytes;
             d->stored_bytes += m->compressed ? s->file_bytes : s->content_bytes;
         }
-        for (; tensor < m->tensor_count && m->tensors[tensor].shard < shard; tensor++)
-            add_tensor(r, e, tensor);
+        for (; tensor < m->tensor_count && m->tensors[tensor].shard < shard; tensor++) {
+            const qc_manifest_tensor *t = &m->tensors[tensor];
+            r->tensors[tensor].index = tensor - e->first_tensor;
+            d->max_piece_bytes = (size_t)qc_max_u64(d->max_piece_bytes,
+                                                    qc_min_u64(t->end - t->begin, t->piece_bytes));
+        }
         d->shard_count = shard - e->first_shard;
         d->tensor_count = tensor - e->first_tensor;
         d->tensors = d->tensor_count > 0 ? &r->tensors[e->first_tensor] : NULL;
@@ -208,7 +203,8 @@ typedef struct {
     const device_entry *e;
     const qc_reader_options *options;
     qc_output_frames frames;
-    slot *slots; /* per tensor of the device */
+    qc_digest *stored; /* per frame; NULL: digests are skipped */
+    slot *slots;       /* per tensor of the device */
     atomic_int failed;
     pthread_mutex_t lock;  /* protects the next two; a leaf lock */
     pthread_cond_t placed; /* signalled when a place() returned or the load failed */
@@ -295,8 +291,8 @@ static qc_status check_digest(const qc_output_frames *f, size_t tensor, const qc
 static qc_status finish_tensor(const load *l, size_t tensor, qc_error *err)
 {
     const qc_output_frames *f = &l->frames;
-    if (f->stored)
-        QC_TRY(check_digest(f, tensor, f->stored + f->tensors[tensor].first, err));
+    if (l->stored)
+        QC_TRY(check_digest(f, tensor, l->stored + f->tensors[tensor].first, err));
     return l->options->done ? l->options->done(l->options->ctx, &l->e->device.tensors[tensor],
                                                l->slots[tensor].dst, err)
                             : QC_OK;
@@ -307,6 +303,8 @@ static qc_status frame_room(void *ctx, unsigned worker, const qc_output_frame *f
 {
     load *l = ctx;
     const qc_reader_options *o = l->options;
+    if (frame->tensor == QC_HEADER_FRAME) /* it was read and checked already */
+        return QC_OK;
     if (o->pieces)
         return o->pieces->room(o->ctx, worker, frame->content_bytes, dst, err);
     QC_TRY(place_tensor(l, frame->tensor, err));
@@ -334,6 +332,8 @@ static qc_status load_all(load *l, const qc_reader *r, unsigned threads, qc_erro
     const size_t tensors = l->e->device.tensor_count;
     QC_TRY(find_frames(&l->frames, r, l->e, err));
     QC_TRY(qc_calloc(&l->slots, tensors, sizeof *l->slots, err));
+    if (!l->options->skip_digests)
+        QC_TRY(qc_calloc(&l->stored, l->frames.frame_count, sizeof *l->stored, err));
     for (size_t i = 0; i < tensors; i++) {
         atomic_init(&l->slots[i].placed, 0);
         atomic_init(&l->slots[i].left, l->frames.tensors[i].count);
@@ -345,9 +345,8 @@ static qc_status load_all(load *l, const qc_reader *r, unsigned threads, qc_erro
             QC_TRY(place_tensor(l, i, err));
         QC_TRY(finish_tensor(l, i, err));
     }
-    return qc_output_frames_run(&l->frames, threads,
-                                l->options->skip_digests ? QC_FRAMES_CHECKSUM : QC_FRAMES_STORED,
-                                &client, l, err);
+    const qc_frames_job job = {{0, (uint32_t)l->frames.frame_count}, threads, l->stored, NULL};
+    return qc_output_frames_run(&l->frames, &job, &client, l, err);
 }
 
 static qc_status check_device(const qc_reader *r, size_t device, qc_error *err)
@@ -377,6 +376,7 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
         fail_load(&l);
     qc_lock_deinit(&l.lock, &l.placed);
     qc_output_frames_deinit(&l.frames);
+    qc_free(l.stored);
     qc_free(l.slots);
     return st;
 }
@@ -444,33 +444,42 @@ static int touches(const qc_reader_slice *s, uint64_t at, uint64_t len)
     return row < s->first_row + s->rows && row * s->row_bytes + s->first_byte < end;
 }
 
-/* Reads the frames of a tensor that the slice touches. digests gets those of its stored bytes. */
-static qc_status read_frames(qc_frame_reader *r, size_t tensor, const qc_reader_slice *slice,
-                             unsigned char *dst, qc_digest *digests, qc_error *err)
+/* One slice of one tensor on its way. */
+typedef struct {
+    const qc_reader_slice *slice;
+    unsigned char *dst;
+    size_t frame_bytes; /* content of the tensor's first frame, which is its largest */
+    void *content;      /* a frame of which only parts are wanted */
+} slice_read;
+
+/* A frame of whole rows within the slice goes straight to its place. */
+static qc_status slice_room(void *ctx, unsigned worker, const qc_output_frame *x, void **dst,
+                            qc_error *err)
 {
-    const qc_frame_range range = r->f->tensors[tensor];
-    const uint64_t begin = slice->first_row * slice->row_bytes,
-                   end = begin + slice->rows * slice->row_bytes;
-    const int whole_rows = slice->bytes == slice->row_bytes;
-    void *content = NULL;
-    qc_status st = QC_OK;
-    for (uint32_t i = 0; i < range.count && st == QC_OK; i++) {
-        const qc_output_frame *x = &r->f->frames[range.first + i];
-        int direct = whole_rows && x->at >= begin && x->content_bytes <= end - x->at;
-        if (!touches(slice, x->at, x->content_bytes))
-            continue;
-        if (!direct && !content) /* the first frame of a tensor is the largest */
-            st = qc_malloc(&content, r->f->frames[range.first].content_bytes, err);
-        if (st == QC_OK)
-            st = qc_frame_read(r, range.first + i, direct ? dst + (x->at - begin) : content,
-                               &digests[i], NULL, err);
-        if (st != QC_OK)
-            qc_output_tell_tensor(r->f, tensor, err);
-        else if (!direct)
-            copy_slice(dst, slice, content, x->at, x->content_bytes);
+    slice_read *r = ctx;
+    const qc_reader_slice *s = r->slice;
+    const uint64_t begin = s->first_row * s->row_bytes, end = begin + s->rows * s->row_bytes;
+    (void)worker;
+    if (!touches(s, x->at, x->content_bytes))
+        return QC_OK;
+    if (s->bytes == s->row_bytes && x->at >= begin && x->content_bytes <= end - x->at) {
+        *dst = r->dst + (x->at - begin);
+        return QC_OK;
     }
-    qc_free(content);
-    return st;
+    if (!r->content)
+        QC_TRY(qc_malloc(&r->content, r->frame_bytes, err));
+    *dst = r->content;
+    return QC_OK;
+}
+
+static qc_status slice_put(void *ctx, unsigned worker, const qc_output_frame *x, void *content,
+                           qc_error *err)
+{
+    slice_read *r = ctx;
+    (void)worker, (void)err;
+    if (content == r->content)
+        copy_slice(r->dst, r->slice, content, x->at, x->content_bytes);
+    return QC_OK;
 }
 
 static qc_status check_slice(const qc_reader *r, const qc_reader_tensor *t,
@@ -509,18 +518,22 @@ qc_status qc_reader_read(const qc_reader_shards *s, size_t index, const qc_reade
         return QC_OK;
     if (!dst)
         QC_FAIL(err, QC_ERR_USAGE, "qc_reader_read: dst is NULL");
-    qc_frame_reader r;
+    static const qc_frames_client client = {.room = slice_room, .put = slice_put};
+    const qc_frame_range range = s->frames.tensors[index];
+    slice_read r = {.slice = slice ? slice : &all,
+                    .dst = dst,
+                    .frame_bytes = s->frames.frames[range.first].content_bytes};
     qc_digest *digests = NULL;
+    qc_status st = QC_OK;
     /* Frames have no digest of their own, so those of a slice have their checksums looked at. */
-    qc_status st =
-        qc_frame_reader_init(&r, &s->frames, slice ? QC_FRAMES_CHECKSUM : QC_FRAMES_STORED, err);
+    if (!slice)
+        st = qc_calloc(&digests, range.count, sizeof *digests, err);
     if (st == QC_OK)
-        st = qc_calloc(&digests, s->frames.tensors[index].count, sizeof *digests, err);
-    if (st == QC_OK)
-        st = read_frames(&r, index, slice ? slice : &all, dst, digests, err);
+        st = qc_output_frames_run(&s->frames, &(qc_frames_job){range, 1, digests, NULL}, &client,
+                                  &r, err);
     if (st == QC_OK && !slice)
         st = check_digest(&s->frames, index, digests, err);
+    qc_free(r.content);
     qc_free(digests);
-    qc_frame_reader_deinit(&r);
     return st;
 }

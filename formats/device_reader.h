@@ -146,7 +146,8 @@ typedef struct {
  * read. A whole tensor has its digest checked. A slice of a compressed output has the checksum of
  * each of its frames checked, and one of a plain output nothing, because the digest is that of the
  * whole. It holds one compressed frame, and of a slice one frame more. QC_ERR_USAGE where the slice
- * is not within the tensor; QC_ERR_CHECK names the tensor and the shard that is damaged. */
+ * is not within the tensor; QC_ERR_CHECK names the tensor and the shard that is damaged;
+ * QC_ERR_INTERRUPTED after qc_interrupt. */
 QC_API QC_NODISCARD qc_status qc_reader_read(const qc_reader_shards *s, size_t index,
                                              const qc_reader_slice *slice, void *dst,
                                              qc_error *err);

@@ -191,5 +191,8 @@ QC_NODISCARD qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, cons
  * it is damaged in any way, because it was right when it was written. */
 QC_NODISCARD qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir,
                                         qc_error *err);
+/* Does so if path is a folder with a manifest, which *found says. */
+QC_NODISCARD qc_status qc_manifest_find(qc_manifest *out, int *found, qc_arena *arena,
+                                        const char *path, qc_error *err);
 
 #endif

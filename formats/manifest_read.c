@@ -384,3 +384,18 @@ qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir, q
         st = qc_error_recode(err, QC_ERR_CHECK);
     return st;
 }
+
+qc_status qc_manifest_find(qc_manifest *out, int *found, qc_arena *arena, const char *path,
+                           qc_error *err)
+{
+    const char *file = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    *found = 0;
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_DIR)
+        return QC_OK;
+    QC_TRY(qc_path_join(arena, &file, path, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(file, &kind, NULL, err));
+    *found = kind != QC_PATH_MISSING;
+    return *found ? qc_manifest_load(out, arena, path, err) : QC_OK;
+}

@@ -68,8 +68,6 @@ void qc_output_frames_deinit(qc_output_frames *f)
     qc_free(f->shards);
     qc_free(f->tensors);
     qc_free(f->frames);
-    qc_free(f->stored);
-    qc_free(f->content);
 }
 
 qc_status qc_output_frames_open(qc_output_frames *f, size_t shard, qc_error *err)
@@ -208,6 +206,25 @@ static qc_status make_room(qc_output_frames *f, size_t more, qc_error *err)
     return qc_realloc_array(&f->frames, f->frame_count + more, sizeof *f->frames, err);
 }
 
+qc_status qc_output_frames_of_checkpoint(qc_output_frames *f, const qc_checkpoint *c,
+                                         const uint64_t *piece_bytes, qc_error *err)
+{
+    size_t count = 0;
+    qc_frame_range range;
+    *f = (qc_output_frames){.dir = c->path, .checkpoint = c, .max_content = 1};
+    for (size_t i = 0; i < c->tensor_count; i++)
+        if (piece_bytes[i])
+            count += qc_ceil_div_u64(c->tensors[i].bytes, piece_bytes[i]);
+    QC_TRY(make_room(f, count, err));
+    for (uint32_t i = 0; i < (uint32_t)c->tensor_count; i++)
+        if (piece_bytes[i])
+            (void)add_frames(
+                f, &range,
+                (stretch){.tensor = i, .bytes = c->tensors[i].bytes, .piece = piece_bytes[i]}, NULL,
+                NULL);
+    return QC_OK;
+}
+
 qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err)
 {
     const qc_output_shard *s = &f->shards[shard];
@@ -238,100 +255,185 @@ qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err
 
 /* ---- Reading one frame ---------------------------------------------------------------------- */
 
-qc_status qc_frame_reader_init(qc_frame_reader *r, const qc_output_frames *f, qc_frames_check check,
-                               qc_error *err)
+/* A thread's own things. */
+typedef struct {
+    const qc_output_frames *f;
+    const qc_frames_job *job;
+    qc_st_cursor *cursor;  /* of a checkpoint, or NULL */
+    qc_frame_coder *coder; /* NULL if the output is not compressed */
+    void *stored;          /* one frame */
+    qc_digest_state *hash; /* NULL if nothing is hashed */
+} frame_reader;
+
+static qc_status reader_init(frame_reader *r, const qc_output_frames *f, const qc_frames_job *job,
+                             qc_error *err)
 {
-    *r = (qc_frame_reader){.f = f, .check = check};
-    if (check != QC_FRAMES_CHECKSUM)
+    *r = (frame_reader){.f = f, .job = job};
+    if (f->checkpoint)
+        return qc_st_cursor_create(&r->cursor, err);
+    if (job->stored)
         QC_TRY(qc_digest_create(&r->hash, err));
     if (!f->m->compressed)
         return QC_OK;
     QC_TRY(qc_frame_coder_create(&r->coder, err));
-    if (check == QC_FRAMES_STORED)
+    if (job->stored && !job->content)
         qc_frame_coder_skip_checksums(r->coder);
     return qc_malloc_aligned(&r->stored, FRAME_ALIGN, f->max_stored, err);
 }
 
-void qc_frame_reader_deinit(qc_frame_reader *r)
+static void reader_deinit(frame_reader *r)
 {
     qc_free(r->stored);
+    qc_st_cursor_destroy(r->cursor);
     qc_frame_coder_destroy(r->coder);
     qc_digest_destroy(r->hash);
 }
 
-static qc_status read_and_hash(const qc_frame_reader *r, const qc_file *file,
-                               const qc_output_frame *frame, void *dst, qc_error *err)
-{
-    unsigned char *p = dst;
-    for (size_t at = 0; at < frame->stored_bytes; at += STEP_BYTES) {
-        size_t n = qc_min_size(frame->stored_bytes - at, STEP_BYTES);
-        QC_TRY(qc_file_pread(file, p + at, n, frame->offset + at, err));
-        if (r->hash)
-            qc_digest_update(r->hash, p + at, n);
-    }
-    return QC_OK;
-}
-
-static qc_status read_and_decode(qc_frame_reader *r, const qc_file *file,
-                                 const qc_output_frame *frame, void *dst, qc_error *err)
-{
-    QC_TRY(read_and_hash(r, file, frame, r->stored, err));
-    return qc_frame_decode(r->coder, r->stored, frame->stored_bytes, dst, frame->content_bytes,
-                           err);
-}
-
-qc_status qc_frame_read(qc_frame_reader *r, size_t index, void *dst, qc_digest *stored,
-                        qc_digest *content, qc_error *err)
+/* Reads the content of frame `index` to dst, and makes its digests. QC_ERR_CHECK where it cannot be
+ * decoded. */
+static qc_status read_frame(frame_reader *r, size_t index, void *dst, qc_error *err)
 {
     const qc_output_frame *frame = &r->f->frames[index];
+    if (r->cursor)
+        return qc_checkpoint_read(r->f->checkpoint, r->cursor,
+                                  &r->f->checkpoint->tensors[frame->tensor], frame->at, dst,
+                                  frame->content_bytes, err);
     const qc_file *file = &r->f->shards[frame->shard].file;
+    const size_t at = index - r->job->range.first;
     int done = 0;
     qc_status st = QC_OK;
     if (r->hash)
         qc_digest_reset(r->hash);
-    if (r->coder && r->check != QC_FRAMES_ALL && frame->content_bytes >= RAW_FROM_BYTES &&
+    if (r->coder && !r->job->content && frame->content_bytes >= RAW_FROM_BYTES &&
         frame->stored_bytes == qc_raw_frame_bytes(frame->content_bytes)) {
         st = qc_raw_frame_read(&done, file, frame->offset, dst, frame->content_bytes, r->hash, err);
         if (r->hash && !done)
             qc_digest_reset(r->hash);
     }
-    if (st == QC_OK && !done)
-        st = r->coder ? read_and_decode(r, file, frame, dst, err)
-                      : read_and_hash(r, file, frame, dst, err);
-    const qc_digest whole = r->hash ? qc_digest_finish(r->hash) : (qc_digest){0};
-    if (stored)
-        *stored = whole;
+    unsigned char *p = r->coder ? r->stored : dst;
+    for (size_t step = 0; !done && st == QC_OK && step < frame->stored_bytes; step += STEP_BYTES) {
+        const size_t n = qc_min_size(frame->stored_bytes - step, STEP_BYTES);
+        st = qc_file_pread(file, p + step, n, frame->offset + step, err);
+        if (st == QC_OK && r->hash)
+            qc_digest_update(r->hash, p + step, n);
+    }
+    if (st == QC_OK && !done && r->coder)
+        st = qc_frame_decode(r->coder, r->stored, frame->stored_bytes, dst, frame->content_bytes,
+                             err);
+    if (r->hash)
+        r->job->stored[at] = qc_digest_finish(r->hash);
     if (st == QC_ERR_INPUT)
         QC_FAIL(err, QC_ERR_CHECK, "a frame cannot be decompressed");
-    if (st == QC_OK && content && r->check == QC_FRAMES_ALL)
-        *content = r->coder ? qc_digest_bytes(dst, frame->content_bytes) : whole;
+    if (st == QC_OK && r->job->content)
+        r->job->content[at] =
+            r->coder ? qc_digest_bytes(dst, frame->content_bytes) : r->job->stored[at];
     return st;
+}
+
+/* ---- A run ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    const qc_output_frames *f;
+    const qc_frames_job *job;
+    const qc_frames_client *client;
+    void *ctx;
+    unsigned threads;
+    atomic_size_t next;
+    size_t end;
+} frame_run;
+
+static qc_status take_frame(const frame_run *run, frame_reader *r, unsigned worker, size_t index,
+                            void *buffer, qc_error *err)
+{
+    const qc_frames_client *c = run->client;
+    const qc_output_frame *frame = &run->f->frames[index];
+    void *dst = buffer;
+    if (c->room)
+        QC_TRY(c->room(run->ctx, worker, frame, &dst, err));
+    if (!dst)
+        return QC_OK;
+    qc_status st = read_frame(r, index, dst, err);
+    if (st == QC_OK)
+        return c->put ? c->put(run->ctx, worker, frame, dst, err) : QC_OK;
+    if (st == QC_ERR_CHECK && c->broken) {
+        c->broken(run->ctx, frame);
+        return QC_OK;
+    }
+    if (run->f->m && frame->tensor != QC_HEADER_FRAME && !c->broken)
+        qc_output_tell_tensor(run->f, frame->tensor, err);
+    return st;
+}
+
+/* Hints at the frames that the team will want next: threads take them in order. */
+static void hint_ahead(const frame_run *run, size_t index)
+{
+    if (!run->client->ahead || index >= run->end)
+        return;
+    const qc_output_frame *frame = &run->f->frames[index];
+    qc_file_hint_read_soon(&run->f->shards[frame->shard].file, frame->offset, frame->stored_bytes);
+}
+
+static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    frame_run *run = ctx;
+    frame_reader r;
+    void *buffer = NULL;
+    qc_status st = reader_init(&r, run->f, run->job, err);
+    if (st == QC_OK && !run->client->room)
+        st = qc_malloc_aligned(&buffer, FRAME_ALIGN, run->f->max_content, err);
+    while (st == QC_OK) {
+        st = qc_check_stopped(team, err);
+        if (st != QC_OK)
+            break;
+        size_t i = atomic_fetch_add(&run->next, 1);
+        if (i >= run->end)
+            break;
+        hint_ahead(run, i + run->threads);
+        st = take_frame(run, &r, index, i, buffer, err);
+    }
+    if (st != QC_OK && run->client->failed)
+        run->client->failed(run->ctx);
+    qc_free(buffer);
+    reader_deinit(&r);
+    return st;
+}
+
+qc_status qc_output_frames_run(const qc_output_frames *f, const qc_frames_job *job,
+                               const qc_frames_client *client, void *ctx, qc_error *err)
+{
+    const size_t first = job->range.first, count = job->range.count;
+    frame_run run = {.f = f, .job = job, .client = client, .ctx = ctx, .end = first + count};
+    if (count == 0)
+        return QC_OK;
+    run.threads = count < job->threads ? (unsigned)count : job->threads;
+    atomic_init(&run.next, first);
+    for (unsigned i = 0; i < run.threads; i++)
+        hint_ahead(&run, first + i);
+    return qc_team_run(run.threads, run_worker, &run, err);
 }
 
 /* ---- The header of a shard ------------------------------------------------------------------ */
 
-static qc_status read_header(const qc_output_frames *f, qc_frame_range range, char *dst,
-                             qc_digest *digests, qc_error *err)
+static qc_status header_room(void *ctx, unsigned worker, const qc_output_frame *frame, void **dst,
+                             qc_error *err)
 {
-    qc_frame_reader r;
-    qc_digest stored;
-    qc_status st = qc_frame_reader_init(&r, f, QC_FRAMES_ALL, err);
-    for (uint32_t i = 0; st == QC_OK && i < range.count; i++)
-        st = qc_frame_read(&r, range.first + i, dst + f->frames[range.first + i].at, &stored,
-                           &digests[i], err);
-    qc_frame_reader_deinit(&r);
-    return st;
+    (void)worker, (void)err;
+    *dst = (char *)ctx + frame->at;
+    return QC_OK;
 }
 
 qc_status qc_output_frames_header(const qc_output_frames *f, size_t shard, qc_error *err)
 {
+    static const qc_frames_client client = {.room = header_room};
     const qc_output_shard *s = &f->shards[shard];
     char *header = NULL;
-    qc_digest *digests = NULL;
+    qc_digest *digests = NULL; /* of contents, then of frames */
     QC_TRY(qc_malloc(&header, (size_t)shard_row(f, shard)->header_bytes, err));
-    qc_status st = qc_calloc(&digests, s->header.count, sizeof *digests, err);
+    qc_status st = qc_calloc(&digests, 2 * (size_t)s->header.count, sizeof *digests, err);
     if (st == QC_OK)
-        st = read_header(f, s->header, header, digests, err);
+        st = qc_output_frames_run(
+            f, &(qc_frames_job){s->header, 1, digests + s->header.count, digests}, &client, header,
+            err);
     if (st == QC_ERR_CHECK)
         qc_error_prefix(err, "header of %s%s", shard_row(f, shard)->name, qc_manifest_ending(f->m));
     if (st == QC_OK) {
@@ -343,91 +445,4 @@ qc_status qc_output_frames_header(const qc_output_frames *f, size_t shard, qc_er
     qc_free(header);
     /* The header was right when it was written, so it is damaged now. */
     return qc_status_exit_code(st) == 3 ? qc_error_recode(err, QC_ERR_CHECK) : st;
-}
-
-/* ---- All frames ----------------------------------------------------------------------------- */
-
-typedef struct {
-    qc_output_frames *f;
-    qc_frames_check check;
-    const qc_frames_client *client;
-    void *ctx;
-    unsigned threads;
-    atomic_size_t next;
-} frame_run;
-
-static qc_status take_frame(const frame_run *run, qc_frame_reader *r, unsigned worker, size_t index,
-                            void *buffer, qc_error *err)
-{
-    const qc_frames_client *c = run->client;
-    qc_output_frames *f = run->f;
-    const qc_output_frame *frame = &f->frames[index];
-    void *dst = buffer;
-    if (frame->tensor == QC_HEADER_FRAME && !c->headers)
-        return QC_OK;
-    if (c->room)
-        QC_TRY(c->room(run->ctx, worker, frame, &dst, err));
-    qc_status st = qc_frame_read(r, index, dst, f->stored ? &f->stored[index] : NULL,
-                                 f->content ? &f->content[index] : NULL, err);
-    if (st == QC_OK)
-        return c->put(run->ctx, worker, frame, dst, err);
-    if (st == QC_ERR_CHECK && c->broken) {
-        c->broken(run->ctx, frame);
-        return QC_OK;
-    }
-    if (frame->tensor != QC_HEADER_FRAME && !c->broken)
-        qc_output_tell_tensor(f, frame->tensor, err);
-    return st;
-}
-
-/* Hints at the frames that the team will want next: threads take them in order. */
-static void hint_ahead(const qc_output_frames *f, size_t index)
-{
-    if (index < f->frame_count)
-        qc_file_hint_read_soon(&f->shards[f->frames[index].shard].file, f->frames[index].offset,
-                               f->frames[index].stored_bytes);
-}
-
-static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
-{
-    frame_run *run = ctx;
-    const qc_output_frames *f = run->f;
-    qc_frame_reader r;
-    void *buffer = NULL;
-    qc_status st = qc_frame_reader_init(&r, f, run->check, err);
-    if (st == QC_OK && !run->client->room)
-        st = qc_malloc_aligned(&buffer, FRAME_ALIGN, f->max_content, err);
-    while (st == QC_OK) {
-        st = qc_check_stopped(team, err);
-        if (st != QC_OK)
-            break;
-        size_t i = atomic_fetch_add(&run->next, 1);
-        if (i >= f->frame_count)
-            break;
-        if (run->client->ahead)
-            hint_ahead(f, i + run->threads);
-        st = take_frame(run, &r, index, i, buffer, err);
-    }
-    if (st != QC_OK && run->client->failed)
-        run->client->failed(run->ctx);
-    qc_free(buffer);
-    qc_frame_reader_deinit(&r);
-    return st;
-}
-
-qc_status qc_output_frames_run(qc_output_frames *f, unsigned threads, qc_frames_check check,
-                               const qc_frames_client *client, void *ctx, qc_error *err)
-{
-    frame_run run = {.f = f, .check = check, .client = client, .ctx = ctx};
-    if (check != QC_FRAMES_CHECKSUM)
-        QC_TRY(qc_calloc(&f->stored, f->frame_count, sizeof *f->stored, err));
-    if (check == QC_FRAMES_ALL)
-        QC_TRY(qc_calloc(&f->content, f->frame_count, sizeof *f->content, err));
-    if (f->frame_count == 0)
-        return QC_OK;
-    run.threads = f->frame_count < threads ? (unsigned)f->frame_count : threads;
-    atomic_init(&run.next, 0);
-    for (unsigned i = 0; client->ahead && i < run.threads; i++)
-        hint_ahead(f, i);
-    return qc_team_run(run.threads, run_worker, &run, err);
 }

@@ -6,17 +6,21 @@
  *   list    its frames, by its seek table and the manifest; in a plain output the pieces of its
  *           tensors take their place, which are stored as they are
  *   header  what the shard says of its tensors is what the manifest says
- *   run     a team of threads reads one frame after the other and hands them on
+ *   run     a team of threads reads a range of them, of a device, a tensor or a header, and hands
+ *           each on; the client says where its content goes, or that it is not wanted
+ *
+ * The tensors of a checkpoint without a manifest are read in the same way, in pieces that the
+ * caller chooses (qc_output_frames_of_checkpoint, then run).
  *
  * A frame belongs to one tensor or to the header of a shard. Damage is QC_ERR_CHECK; messages about
  * a shard begin with its path, and those about a header with "header of NAME".
  *
- * Memory: 48 bytes a frame and 8 a tensor; where content is hashed, too, 16 more a frame. A thread
- * has one frame as it is stored.
+ * Memory: 32 bytes a frame and 8 a tensor. A thread has one frame as it is stored.
  * Source: docs/format.md, sections 2, 4 and 5. */
 #ifndef QC_FORMATS_OUTPUT_FRAMES_H
 #define QC_FORMATS_OUTPUT_FRAMES_H
 
+#include "formats/checkpoint.h"
 #include "formats/manifest.h"
 #include "formats/seekable.h"
 
@@ -46,8 +50,9 @@ typedef struct {
 
 typedef struct {
     const char *dir;
-    const qc_manifest *m;
-    const char *device; /* which needs the shards, for messages; NULL: nobody is named */
+    const qc_manifest *m;            /* NULL with a checkpoint */
+    const qc_checkpoint *checkpoint; /* NULL with a manifest */
+    const char *device; /* messages say that it needs the shards; NULL: nobody is named */
     size_t first_shard, first_tensor; /* indices in the manifest of the first chosen */
     qc_output_shard *shards;
     size_t shard_count;
@@ -55,16 +60,8 @@ typedef struct {
     size_t tensor_count;
     qc_output_frame *frames;
     size_t frame_count;
-    qc_digest *stored, *content; /* per frame, once it was read, where the run hashes them */
     size_t max_stored, max_content;
 } qc_output_frames;
-
-/* What is checked of a frame that is read. */
-typedef enum {
-    QC_FRAMES_CHECKSUM, /* its own checksum, which plain outputs do not have */
-    QC_FRAMES_STORED,   /* nothing by itself: its bytes in the file are hashed */
-    QC_FRAMES_ALL       /* its checksum; its bytes and its content are hashed */
-} qc_frames_check;
 
 /* Chooses `shards` shards of m from first_shard on, and their tensors. dir and m are borrowed. Call
  * deinit also where it failed. */
@@ -72,6 +69,10 @@ QC_NODISCARD qc_status qc_output_frames_begin(qc_output_frames *f, const char *d
                                               const qc_manifest *m, size_t first_shard,
                                               size_t shards, qc_error *err);
 void qc_output_frames_deinit(qc_output_frames *f);
+/* Lists the tensors of a checkpoint, which is borrowed, piece_bytes[i] of the i-th at a time; of
+ * those that have 0 there, nothing. */
+QC_NODISCARD qc_status qc_output_frames_of_checkpoint(qc_output_frames *f, const qc_checkpoint *c,
+                                                      const uint64_t *piece_bytes, qc_error *err);
 /* Shards are numbered from the first that is chosen. A shard that failed has no frames. */
 QC_NODISCARD qc_status qc_output_frames_open(qc_output_frames *f, size_t shard, qc_error *err);
 QC_NODISCARD qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err);
@@ -85,28 +86,21 @@ void qc_output_tell_tensor(const qc_output_frames *f, size_t tensor, qc_error *e
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* What a thread has of its own. */
+/* A run over neighbouring frames. Where it hashes nothing, each frame has its own checksum checked,
+ * which plain outputs do not have. */
 typedef struct {
-    const qc_output_frames *f;
-    qc_frames_check check;
-    qc_frame_coder *coder; /* NULL if the output is not compressed */
-    void *stored;          /* one frame */
-    qc_digest_state *hash;
-} qc_frame_reader;
+    qc_frame_range range;
+    unsigned threads;   /* at most so many, and at least 1 */
+    qc_digest *stored;  /* gets the digest of each frame's bytes in the file; NULL: none are made */
+    qc_digest *content; /* gets those of the contents, and checksums are checked, too; needs stored;
+                           NULL: none are made */
+} qc_frames_job;
 
-QC_NODISCARD qc_status qc_frame_reader_init(qc_frame_reader *r, const qc_output_frames *f,
-                                            qc_frames_check check, qc_error *err);
-void qc_frame_reader_deinit(qc_frame_reader *r);
-/* Reads the content of frame `index` to dst. Sets *stored and, with QC_FRAMES_ALL, *content to the
- * digests of what it read; both may be NULL where nothing is hashed. QC_ERR_CHECK where it cannot
- * be decoded. */
-QC_NODISCARD qc_status qc_frame_read(qc_frame_reader *r, size_t index, void *dst, qc_digest *stored,
-                                     qc_digest *content, qc_error *err);
-
-/* Who gets the frames of a run. All but `put` may be NULL. A worker has one frame at a time; any
+/* Who gets the frames of a run; every function may be NULL. A worker has one frame at a time; any
  * status other than QC_OK ends the run. */
 typedef struct {
-    /* Sets *dst to where the content goes. Without it each worker has a buffer. */
+    /* Sets *dst to where the content goes; without that the frame is passed over. Without this
+     * function each worker has a buffer. */
     qc_status (*room)(void *ctx, unsigned worker, const qc_output_frame *frame, void **dst,
                       qc_error *err);
     qc_status (*put)(void *ctx, unsigned worker, const qc_output_frame *frame, void *content,
@@ -115,13 +109,12 @@ typedef struct {
     void (*broken)(void *ctx, const qc_output_frame *frame);
     /* A worker ends early; each that does says so. */
     void (*failed)(void *ctx);
-    int headers; /* the frames of headers are wanted, too */
-    int ahead;   /* the system is told which frames come next */
+    int ahead; /* the system is told which frames come next */
 } qc_frames_client;
 
-/* Reads all frames that are listed, with at most so many threads (>= 1). */
-QC_NODISCARD qc_status qc_output_frames_run(qc_output_frames *f, unsigned threads,
-                                            qc_frames_check check, const qc_frames_client *client,
-                                            void *ctx, qc_error *err);
+/* Several runs over the same frames may go on at once. */
+QC_NODISCARD qc_status qc_output_frames_run(const qc_output_frames *f, const qc_frames_job *job,
+                                            const qc_frames_client *client, void *ctx,
+                                            qc_error *err);
 
 #endif

@@ -28,19 +28,16 @@
 #define BLOCK_MAX_BYTES (128u << 10)
 #define CHECKSUM_BYTES  4u
 
-static size_t block_count(size_t content_bytes)
-{
-    return content_bytes ? (content_bytes - 1) / BLOCK_MAX_BYTES + 1 : 1;
-}
-
 size_t qc_raw_frame_bytes(size_t content_bytes)
 {
-    return HEAD_BYTES + block_count(content_bytes) * BLOCK_HEAD + content_bytes + CHECKSUM_BYTES;
+    const size_t blocks = content_bytes ? (content_bytes - 1) / BLOCK_MAX_BYTES + 1 : 1;
+    return HEAD_BYTES + blocks * BLOCK_HEAD + content_bytes + CHECKSUM_BYTES;
 }
 
-static void store_block_head(unsigned char *p, size_t bytes, int last)
+/* Makes the head of a block with `left` bytes of content from its own on. */
+static void store_block_head(unsigned char p[BLOCK_HEAD], size_t left)
 {
-    uint32_t v = (uint32_t)bytes << 3 | (last ? 1u : 0u);
+    uint32_t v = (uint32_t)qc_min_size(left, BLOCK_MAX_BYTES) << 3 | (left <= BLOCK_MAX_BYTES);
     p[0] = (unsigned char)v;
     p[1] = (unsigned char)(v >> 8);
     p[2] = (unsigned char)(v >> 16);
@@ -59,7 +56,7 @@ void qc_raw_frame_write(void *dst, const void *src, size_t len)
     size_t done = 0;
     do {
         size_t n = qc_min_size(len - done, BLOCK_MAX_BYTES);
-        store_block_head(p, n, done + n == len);
+        store_block_head(p, len - done);
         p += BLOCK_HEAD;
         if (n) {
             memcpy(p, from + done, n);
@@ -69,11 +66,6 @@ void qc_raw_frame_write(void *dst, const void *src, size_t len)
         done += n;
     } while (done < len);
     qc_store_le32(p, (uint32_t)XXH64_digest(&hash));
-}
-
-static void make_block_head(unsigned char head[BLOCK_HEAD], size_t left)
-{
-    store_block_head(head, qc_min_size(left, BLOCK_MAX_BYTES), left <= BLOCK_MAX_BYTES);
 }
 
 qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, void *dst,
@@ -86,7 +78,7 @@ qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, 
     qc_store_le32(want, FRAME_MAGIC);
     want[4] = DESCRIPTOR;
     qc_store_le32(want + 5, (uint32_t)content_bytes);
-    make_block_head(want + HEAD_BYTES, content_bytes);
+    store_block_head(want + HEAD_BYTES, content_bytes);
     QC_TRY(qc_file_pread(f, head, sizeof head, offset, err));
     if (memcmp(head, want, sizeof head) != 0)
         return QC_OK;
@@ -115,7 +107,7 @@ qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, 
         p += n;
         if (left == 0)
             break;
-        make_block_head(want, left);
+        store_block_head(want, left);
         if (memcmp(next, want, BLOCK_HEAD) != 0)
             return QC_OK;
         if (hash)

@@ -61,19 +61,6 @@ static void ask_for_next(qc_read_ahead *r)
     atomic_store(&r->asked, item + 1);
 }
 
-static void ask_ahead(qc_read_ahead *r, uint32_t furthest)
-{
-    for (; r->passed < furthest; r->passed++) {
-        if (r->passed == atomic_load(&r->asked))
-            ask_for_next(r);
-        qc_read_range a = r->range(r->ctx, r->passed);
-        if (a.file)
-            r->ahead_bytes -= a.bytes;
-    }
-    while (atomic_load(&r->asked) < r->count && r->ahead_bytes < r->window_bytes)
-        ask_for_next(r);
-}
-
 void qc_read_ahead_take(qc_read_ahead *r, uint32_t item)
 {
     uint_fast32_t seen = atomic_load(&r->furthest);
@@ -86,7 +73,16 @@ void qc_read_ahead_take(qc_read_ahead *r, uint32_t item)
         pthread_mutex_lock(&r->lock);
     else if (pthread_mutex_trylock(&r->lock) != 0)
         return;
-    ask_ahead(r, (uint32_t)atomic_load(&r->furthest));
+    for (const uint32_t furthest = (uint32_t)atomic_load(&r->furthest); r->passed < furthest;
+         r->passed++) {
+        if (r->passed == atomic_load(&r->asked))
+            ask_for_next(r);
+        qc_read_range a = r->range(r->ctx, r->passed);
+        if (a.file)
+            r->ahead_bytes -= a.bytes;
+    }
+    while (atomic_load(&r->asked) < r->count && r->ahead_bytes < r->window_bytes)
+        ask_for_next(r);
     pthread_mutex_unlock(&r->lock);
 }
 

@@ -91,19 +91,6 @@ static qc_status decode_frame(const qc_st_file *f, qc_st_cursor *c, size_t index
     return st;
 }
 
-/* Loads frame `index` into the cursor. */
-static qc_status load_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, qc_error *err)
-{
-    if (c->frame == index && c->serial == f->serial)
-        return QC_OK;
-    c->frame = NO_FRAME;
-    QC_TRY(qc_buffer_room(&c->content, f->seek.frames[index].content_bytes, 1, err));
-    QC_TRY(decode_frame(f, c, index, c->content.data, err));
-    c->frame = index;
-    c->serial = f->serial;
-    return QC_OK;
-}
-
 /* Reads len content bytes at offset; the caller has checked that they exist. */
 static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t offset, void *dst,
                               size_t len, qc_error *err)
@@ -125,7 +112,13 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
         if (n == fr->content_bytes && !cached) {
             QC_TRY(decode_frame(f, c, i, to, err));
         } else {
-            QC_TRY(load_frame(f, c, i, err));
+            if (!cached) {
+                c->frame = NO_FRAME;
+                QC_TRY(qc_buffer_room(&c->content, fr->content_bytes, 1, err));
+                QC_TRY(decode_frame(f, c, i, c->content.data, err));
+                c->frame = i;
+                c->serial = f->serial;
+            }
             memcpy(to, (const unsigned char *)c->content.data + skip, n);
         }
         to += n;
@@ -160,20 +153,9 @@ static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_by
     return st;
 }
 
-static qc_status is_zstd(const qc_st_file *f, int *yes, qc_error *err)
-{
-    unsigned char magic[4];
-    *yes = 0;
-    if (f->file_bytes < sizeof magic)
-        return QC_OK;
-    QC_TRY(qc_file_pread(&f->file, magic, sizeof magic, 0, err));
-    uint32_t v = qc_load_le32(magic);
-    *yes = v == ZSTD_MAGIC || (v & ZSTD_SKIPPABLE_MASK) == ZSTD_SKIPPABLE;
-    return QC_OK;
-}
-
 qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
 {
+    unsigned char magic[4] = {0};
     qc_st_cursor *c = NULL;
     qc_status st = QC_OK;
     memset(out, 0, sizeof *out);
@@ -184,7 +166,10 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     out->file_bytes = out->stamp.bytes;
     /* Nothing behind the header is read yet, and perhaps nothing ever will be. */
     qc_file_hint_guess(&out->file, 0);
-    QC_TRY_GOTO(st, done, is_zstd(out, &out->compressed, err));
+    if (out->file_bytes >= sizeof magic)
+        QC_TRY_GOTO(st, done, qc_file_pread(&out->file, magic, sizeof magic, 0, err));
+    const uint32_t first = qc_load_le32(magic);
+    out->compressed = first == ZSTD_MAGIC || (first & ZSTD_SKIPPABLE_MASK) == ZSTD_SKIPPABLE;
     if (out->compressed) {
         QC_TRY_GOTO(st, done, qc_seek_table_read(&out->seek, &out->file, err));
         QC_TRY_GOTO(st, done, qc_st_cursor_create(&c, err));

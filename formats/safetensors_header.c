@@ -29,11 +29,6 @@ static int is_blank(unsigned char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-static int begins_with(const unsigned char *head, size_t len, const char *magic, size_t magic_len)
-{
-    return len >= magic_len && memcmp(head, magic, magic_len) == 0;
-}
-
 static int begins_with_letters(const unsigned char *head, size_t len, const char *lower)
 {
     size_t n = strlen(lower);
@@ -53,35 +48,36 @@ static int begins_with_letters(const unsigned char *head, size_t len, const char
  * only once the length field has turned out wrong, because any eight bytes may be a right one. */
 static qc_status recognise(const unsigned char *head, size_t len, const char **what)
 {
+    static const struct {
+        const char *begin, *what;
+        size_t bytes;
+        qc_status st;
+    } known[] = {
+        {"version https://git-lfs", "a git-lfs pointer, not the file itself (run 'git lfs pull')",
+         23, QC_ERR_INPUT},
+        {"PK\x03\x04", "a zip archive (a PyTorch checkpoint?), not safetensors", 4,
+         QC_ERR_UNSUPPORTED},
+        {"GGUF", "a GGUF file, not safetensors", 4, QC_ERR_UNSUPPORTED},
+        {"\x89HDF", "an HDF5 file, not safetensors", 4, QC_ERR_UNSUPPORTED},
+    };
+    static const char *const pages[] = {"<!doctype", "<html", "<?xml"};
     size_t skip = 0;
-    if (begins_with(head, len, "version https://git-lfs", 23)) {
-        *what = "a git-lfs pointer, not the file itself (run 'git lfs pull')";
-        return QC_ERR_INPUT;
-    }
-    if (begins_with(head, len, "PK\x03\x04", 4)) {
-        *what = "a zip archive (a PyTorch checkpoint?), not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (len >= known[i].bytes && memcmp(head, known[i].begin, known[i].bytes) == 0) {
+            *what = known[i].what;
+            return known[i].st;
+        }
     if (len >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5) {
         *what = "a Python pickle (an old PyTorch checkpoint?), not safetensors";
         return QC_ERR_UNSUPPORTED;
     }
-    if (begins_with(head, len, "GGUF", 4)) {
-        *what = "a GGUF file, not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
-    if (begins_with(head, len, "\x89HDF", 4)) {
-        *what = "an HDF5 file, not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
     while (skip < len && is_blank(head[skip]))
         skip++;
-    if (begins_with_letters(head + skip, len - skip, "<!doctype") ||
-        begins_with_letters(head + skip, len - skip, "<html") ||
-        begins_with_letters(head + skip, len - skip, "<?xml")) {
-        *what = "an HTML page, not safetensors (a failed download?)";
-        return QC_ERR_INPUT;
-    }
+    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
+        if (begins_with_letters(head + skip, len - skip, pages[i])) {
+            *what = "an HTML page, not safetensors (a failed download?)";
+            return QC_ERR_INPUT;
+        }
     for (size_t i = 0; i < len; i++) {
         if (!is_blank(head[i]) && (head[i] < 0x20 || head[i] >= 0x7f))
             return QC_OK;
@@ -160,22 +156,12 @@ static qc_status parse_offsets(qc_st_tensor *t, const qc_json_node *n, qc_error 
     return QC_OK;
 }
 
-static qc_status parse_dtype(qc_st_tensor *t, const qc_json_node *n, qc_error *err)
-{
-    const char *name = NULL;
-    QC_TRY(qc_json_as_string(n, "dtype", &name, err));
-    if (qc_dtype_from_name(name, strlen(name), &t->dtype))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype '%.64s' is not known", name);
-    return QC_OK;
-}
-
 /* Parses what does not depend on other tensors. Messages do not name the tensor yet. */
 static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_node *n,
                               qc_error *err)
 {
-    const qc_json_node *dtype = NULL;
-    const qc_json_node *shape = NULL;
-    const qc_json_node *offsets = NULL;
+    const qc_json_node *dtype = NULL, *shape = NULL, *offsets = NULL;
+    const char *dtype_name = NULL;
     uint64_t bytes = 0;
     if (qc_json_kind_of(n) != QC_JSON_OBJECT)
         QC_FAIL(err, QC_ERR_INPUT, "its entry is of kind %s; expected an object",
@@ -191,7 +177,9 @@ static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_no
         else
             h->unknown_fields++;
     }
-    QC_TRY(parse_dtype(t, dtype, err));
+    QC_TRY(qc_json_as_string(dtype, "dtype", &dtype_name, err));
+    if (qc_dtype_from_name(dtype_name, strlen(dtype_name), &t->dtype))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype '%.64s' is not known", dtype_name);
     QC_TRY(parse_dims(t, shape, err));
     QC_TRY(parse_offsets(t, offsets, err));
     QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
@@ -360,15 +348,6 @@ static void build_metadata(qc_strbuf *out, const qc_st_meta *meta, size_t count)
     qc_strbuf_puts(out, "}");
 }
 
-static void build_tensor(qc_strbuf *out, const qc_st_tensor *t)
-{
-    qc_json_quote(out, t->name, strlen(t->name));
-    qc_strbuf_putf(out, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype));
-    for (unsigned d = 0; d < t->ndim; d++)
-        qc_strbuf_putf(out, "%s%" PRIu64, d ? "," : "", t->dims[d]);
-    qc_strbuf_putf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin, t->end);
-}
-
 static uint64_t digits(uint64_t v)
 {
     uint64_t n = 1;
@@ -429,7 +408,11 @@ qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err)
 {
     if (out->data[out->len - 1] != '{')
         qc_strbuf_puts(out, ",");
-    build_tensor(out, t);
+    qc_json_quote(out, t->name, strlen(t->name));
+    qc_strbuf_putf(out, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype));
+    for (unsigned d = 0; d < t->ndim; d++)
+        qc_strbuf_putf(out, "%s%" PRIu64, d ? "," : "", t->dims[d]);
+    qc_strbuf_putf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin, t->end);
     return qc_strbuf_status(out, err);
 }
 

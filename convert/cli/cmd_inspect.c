@@ -23,8 +23,8 @@ static const char *scheme_text(char out[128], const qc_tensor_facts *tf)
     qc_scheme_text(scheme, tf->scheme ? tf->scheme : "", tf->block_elems);
     (void)snprintf(out, 128, "%s%s%s%s%s%s%s", scheme, bits,
                    tf->stored && tf->stored->nested_block_elems ? " dq" : "",
-                   n && !named && n->zeros != QC_NO_OWNER ? " zero points" : "",
-                   n && n->group_index != QC_NO_OWNER ? " act-order" : "",
+                   n && !named && n->zeros != QC_NO_TENSOR ? " zero points" : "",
+                   n && n->group_index != QC_NO_TENSOR ? " act-order" : "",
                    n && n->tile_rows > 1 ? " one scale" : "",
                    n && n->said.static_activations ? " static activations" : "");
     return out;
@@ -111,7 +111,7 @@ static void put_tensors(const qc_facts *f, int verbose, qc_strbuf *out)
     for (size_t i = 0; i < f->model->tensor_count; i++) {
         const qc_checkpoint_tensor *t = &f->model->tensors[f->order[i]];
         const qc_tensor_facts *tf = &f->tensors[f->order[i]];
-        if (!verbose && tf->owner != QC_NO_OWNER) {
+        if (!verbose && tf->owner != QC_NO_TENSOR) {
             hidden++;
             continue;
         }

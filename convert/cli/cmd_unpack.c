@@ -29,10 +29,11 @@ typedef struct {
 
 /* Shards are opened when their first bytes come and closed with their last, so that any number of
  * them needs few file descriptors. */
-static qc_status write_frame(void *ctx, const qc_output_frame *frame, const void *content,
-                             qc_error *err)
+static qc_status write_frame(void *ctx, unsigned worker, const qc_output_frame *frame,
+                             const void *content, qc_error *err)
 {
     unpacker *u = ctx;
+    (void)worker;
     const uint32_t shard = frame->shard, len = frame->content_bytes;
     uint64_t offset = frame->at;
     qc_status st = QC_OK;

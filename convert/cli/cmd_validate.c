@@ -44,7 +44,7 @@ static qc_status open_all(validation *v, qc_error *err)
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_read(&v->baseline, &v->arena, o->validate.baseline, err));
     QC_TRY(qc_checkpoint_open(&v->output, o->model, err));
-    QC_TRY(qc_against_manifest(&v->manifest, &v->has_manifest, &v->arena, o->model, err));
+    QC_TRY(qc_manifest_find(&v->manifest, &v->has_manifest, &v->arena, o->model, err));
     QC_TRY(qc_checkpoint_open(&v->model, o->against, err));
     QC_TRY(qc_experts_are_stacked(v->output) ? qc_experts_join(v->model, err)
                                              : qc_experts_split(v->model, 0, err));
@@ -55,8 +55,7 @@ static qc_status open_all(validation *v, qc_error *err)
         qc_console_warn(&o->call, "%s", v->model->warnings[i]);
     QC_TRY(qc_validate_pair_up(&v->pairs, &v->arena, v->output,
                                v->has_manifest ? &v->manifest : NULL, v->model, err));
-    v->tools = (qc_validate_tools){.output = v->output,
-                                   .model = v->model,
+    v->tools = (qc_validate_tools){.model = v->model,
                                    .ops = qc_quant_ops_for(isa),
                                    .matmul = qc_matmul_ops_for(isa),
                                    .threads = o->call.threads ? o->call.threads : qc_cpu_count(),

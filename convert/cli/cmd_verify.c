@@ -72,7 +72,7 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     qc_progress *progress = NULL;
     uint64_t total = 0;
     int found = 0;
-    QC_TRY(qc_against_manifest(&m, &found, o->call.arena, o->model, err));
+    QC_TRY(qc_manifest_find(&m, &found, o->call.arena, o->model, err));
     QC_TRY(count_bytes(o, &m, found, &total, err));
     qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->model, o->against,
                       found ? "as its manifest says" : "by names, as it has no manifest");
@@ -90,7 +90,7 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
         QC_TRY(warn_of_strangers(o, &m, err));
     QC_TRY(qc_against_report(&o->call, &how, &r, seconds, err));
     if (r.faults > 0)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, r.first_what, r.first_why,
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, r.first.what, r.first.why,
                 r.faults > 1 ? " (and more)" : "");
     return QC_OK;
 }

@@ -82,7 +82,7 @@ static const qc_json_node *first_member(const qc_checkpoint *model)
 }
 
 /* Returns a member of config.json, or of its text_config, where multimodal models have it. */
-static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
+const qc_json_node *qc_config_get(const qc_checkpoint *model, const char *key)
 {
     const qc_json_node *root = qc_config_root(model->config), *n = qc_json_get(root, key);
     return n ? n : qc_json_get(qc_json_get(root, "text_config"), key);
@@ -95,11 +95,11 @@ static void read_facts(maker *m)
         "num_experts_per_tok", "moe_config",        "num_expert",
     };
     m->facts.model_type = qc_config_type(m->model->config);
-    if (qc_json_as_u64(config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
+    if (qc_json_as_u64(qc_config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
                        NULL) != QC_OK)
         m->facts.vocab_size = 0;
     for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++)
-        m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
+        m->facts.has_experts |= qc_config_get(m->model, expert_keys[i]) != NULL;
     m->table = qc_family_find(m->facts.model_type);
     m->facts.has_conv1d = qc_type_is("conv1d", m->facts.model_type);
     for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
@@ -121,7 +121,7 @@ static int head_is_tied(const maker *m)
         if (qc_ends_with(m->model->meta[i].value, "lm_head.weight"))
             return 1;
     }
-    const qc_json_node *tie = config_get(m->model, "tie_word_embeddings");
+    const qc_json_node *tie = qc_config_get(m->model, "tie_word_embeddings");
     return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
 }
 
@@ -499,8 +499,8 @@ static qc_status drop_mtp(maker *m, qc_error *err)
     uint64_t layers = 0;
     if (!m->options->drop_mtp)
         return QC_OK;
-    QC_TRY(qc_json_as_u64(config_get(m->model, "num_hidden_layers"), "num_hidden_layers", &layers,
-                          err));
+    QC_TRY(qc_json_as_u64(qc_config_get(m->model, "num_hidden_layers"), "num_hidden_layers",
+                          &layers, err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_recipe_entry *e = &m->out->entries[i];
         if (!qc_rules_predicts_more(m->model->tensors[i].name, layers))

@@ -43,6 +43,9 @@ QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *mo
  * integers that nothing else explains. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
 
+/* Returns a member of config.json, or of its text_config, where multimodal models have it; NULL if
+ * there is none. (recipe.c) */
+const qc_json_node *qc_config_get(const qc_checkpoint *model, const char *key);
 /* Returns the dtype that config.json names, or `missing` where it names none that is known. */
 qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing);
 

@@ -325,9 +325,11 @@ qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
     return qc_integers_name(&s->name, arena, w, err);
 }
 
-qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena, const qc_checkpoint *model,
-                                 const qc_coded_set *coded, qc_error *err)
+qc_status qc_stored_find_codes(qc_stored_set *set, qc_coded_set *coded, qc_arena *arena,
+                               const qc_checkpoint *model, qc_error *err)
 {
+    QC_TRY(qc_stored_find(set, arena, model, err));
+    QC_TRY(qc_coded_find(coded, arena, model, err));
     for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
         if (!coded->weights[i] || set->weights[i])
             continue;

@@ -50,11 +50,11 @@ QC_NODISCARD qc_status qc_integers_name(const char **out, qc_arena *arena, const
  * by custom where config.json is silent; the columns that share a scale, 0 where a row has one. */
 unsigned qc_integers_activation_bits(const qc_coded_weight *w);
 uint64_t qc_integers_block(const qc_coded_weight *w);
-/* Adds all such integers of a coded set. Only callers that look at codes want them: what
- * qc_stored_find alone gives is decoded as stored, while these are decoded as coded weights
- * (recipe_coded.h). */
-QC_NODISCARD qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena,
-                                              const qc_checkpoint *model, const qc_coded_set *coded,
-                                              qc_error *err);
+/* Finds the coded weights, too, and adds all such integers to the stored ones. Only callers that
+ * look at codes want that: what qc_stored_find alone gives is decoded as stored, while integers are
+ * decoded as coded weights (recipe_coded.h). */
+QC_NODISCARD qc_status qc_stored_find_codes(qc_stored_set *set, qc_coded_set *coded,
+                                            qc_arena *arena, const qc_checkpoint *model,
+                                            qc_error *err);
 
 #endif

@@ -40,7 +40,7 @@ typedef struct {
     qc_spread copy_gbps;                   /* by CUDA's own copy */
     qc_spread kernel_copy_gbps, read_gbps; /* by kernels of ours */
     uint64_t gemm_size;                    /* M = N = K; 0: not measured */
-    qc_spread gemm_tflops;                 /* of cuBLAS */
+    qc_spread gemm_tflops;                 /* by cuBLAS */
 } qc_gpu_roof;
 
 /* What a product has to move: weights (of so many bytes), and x and y in 16 bits. */

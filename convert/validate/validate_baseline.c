@@ -120,10 +120,9 @@ typedef struct {
     qc_validate_report *r;
     const qc_validate_baseline *base;
     qc_arena *arena;
-    size_t room;
 } judge;
 
-static qc_status fail_layer(judge *j, qc_validate_layer *l, const char *name, const char *why,
+static qc_status fail_layer(const judge *j, qc_validate_layer *l, const char *name, const char *why,
                             qc_error *err)
 {
     qc_validate_report *r = j->r;
@@ -134,22 +133,13 @@ static qc_status fail_layer(judge *j, qc_validate_layer *l, const char *name, co
     }
     if (l)
         l->failure = why;
-    if (r->failure_count == j->room) {
-        size_t room = j->room ? j->room * 2 : 64;
-        qc_validate_failure *grown;
-        QC_TRY(qc_arena_alloc(j->arena, &grown, room, sizeof *grown, err));
-        if (r->failure_count)
-            memcpy(grown, r->failures, r->failure_count * sizeof *grown);
-        r->failures = grown;
-        j->room = room;
-    }
     r->failures[r->failure_count++] = (qc_validate_failure){name, why};
     return QC_OK;
 }
 
 /* The test is !(x <= limit), so that a NaN fails. */
-static qc_status limit(judge *j, qc_validate_layer *l, const char *what, double x, double most,
-                       const char *whose, qc_error *err)
+static qc_status limit(const judge *j, qc_validate_layer *l, const char *what, double x,
+                       double most, const char *whose, qc_error *err)
 {
     const char *why = NULL;
     if (x <= most)
@@ -169,7 +159,7 @@ static const qc_validate_base_layer *find_base(const qc_validate_baseline *b, co
                           : NULL;
 }
 
-static qc_status judge_layer(judge *j, qc_validate_layer *l, qc_error *err)
+static qc_status judge_layer(const judge *j, qc_validate_layer *l, qc_error *err)
 {
     const qc_validate_report *r = j->r;
     const qc_validate_base_layer *old = j->base ? find_base(j->base, l->pair->name) : NULL;
@@ -228,7 +218,9 @@ qc_status qc_validate_baseline_cover(const qc_validate_baseline *base, qc_valida
 qc_status qc_validate_judge(qc_validate_report *r, const qc_validate_pairs *pairs,
                             const qc_validate_baseline *base, qc_arena *arena, qc_error *err)
 {
-    judge j = {r, base, arena, 0};
+    judge j = {r, base, arena};
+    QC_TRY(
+        qc_arena_array(arena, &r->failures, r->layer_count + (base ? base->layer_count : 0), err));
     for (size_t i = 0; i < r->layer_count; i++)
         QC_TRY(judge_layer(&j, &r->layers[i], err));
     if (!base)

@@ -7,7 +7,7 @@
 #include "kernels/cuda_device.h"
 #include "quant/quant_form.h"
 
-/* How far numbers are from those that they are compared with. A NaN among them stays. */
+/* The distance between two sets of numbers. A NaN among them stays. */
 typedef struct {
     double ee, xx, max; /* sums of squares of errors and of the others; the largest error */
 } qc_validate_sums;
@@ -23,8 +23,8 @@ typedef struct {
     double seconds;          /* median; 0: not timed */
     double fp16_seconds;     /* likewise; 0 without cuBLAS */
     double floor_seconds;    /* the least time on the memory and tensor cores as measured */
-    qc_validate_sums output; /* of Y, beside Z */
-    qc_validate_sums kernel; /* of Y, beside S */
+    qc_validate_sums output; /* Y beside Z */
+    qc_validate_sums kernel; /* Y beside S */
     uint64_t outputs;        /* how many were looked at */
 } qc_gpu_compared;
 

@@ -70,23 +70,6 @@ static qc_status read_rows(void *ctx, uint64_t first, uint64_t count, void *out,
 
 /* ---- a layer -------------------------------------------------------------------------------- */
 
-static void take(qc_validate_layer *l, const qc_gpu_compared *errors, const qc_gpu_compared *timed,
-                 qc_validate_time *times, unsigned count)
-{
-    qc_validate_set_errors(l, &errors->output, &errors->kernel, (double)errors->outputs);
-    for (unsigned i = 0; i < count; i++)
-        times[i] = (qc_validate_time){
-            .m = timed[i].m,
-            .path = timed[i].path,
-            .seconds = timed[i].seconds,
-            .fp16_seconds = timed[i].fp16_seconds,
-            .roof = timed[i].seconds > 0.0 ? timed[i].floor_seconds / timed[i].seconds : 0.0,
-            .output_error = qc_validate_ratio(timed[i].output.ee, timed[i].output.xx),
-            .kernel_error = qc_validate_ratio(timed[i].kernel.ee, timed[i].kernel.xx)};
-    l->times = times;
-    l->time_count = count;
-}
-
 /* Makes the rows for the errors, and behind them the rows for the times. Captured rows are spread
  * over all that there are, so the rows for the times do not begin with those for the errors. */
 static qc_status make_rows(void **out, qc_validate_input *in, const qc_validate_pair *p,
@@ -140,15 +123,21 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
     QC_TRY(st);
     l->device = g->device_name;
     l->x_dtype = dtype;
-    take(l, &asked[0], asked + 1, times, g->m_count);
+    qc_validate_set_errors(l, &asked[0].output, &asked[0].kernel, (double)asked[0].outputs);
+    for (unsigned i = 0; i < g->m_count; i++) {
+        const qc_gpu_compared *r = &asked[i + 1];
+        times[i] =
+            (qc_validate_time){.m = r->m,
+                               .path = r->path,
+                               .seconds = r->seconds,
+                               .fp16_seconds = r->fp16_seconds,
+                               .roof = r->seconds > 0.0 ? r->floor_seconds / r->seconds : 0.0,
+                               .output_error = qc_validate_ratio(r->output.ee, r->output.xx),
+                               .kernel_error = qc_validate_ratio(r->kernel.ee, r->kernel.xx)};
+    }
+    l->times = times;
+    l->time_count = g->m_count;
     return QC_OK;
-}
-
-/* Can the CPU measure the layer after this error? It can if the layer does not fit the GPU or
- * float16, or if the GPU has nothing that multiplies with it. */
-static int is_for_the_cpu(qc_status st)
-{
-    return st == QC_ERR_NOMEM || st == QC_ERR_RANGE || st == QC_ERR_UNSUPPORTED;
 }
 
 qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
@@ -162,7 +151,8 @@ qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
     qc_status st = compare(g, l, tools, w, in, arena, &why);
     if (st == QC_OK)
         return QC_OK;
-    if (!is_for_the_cpu(st)) {
+    /* The CPU measures what does not fit the GPU or float16, and what the GPU has no kernel for. */
+    if (st != QC_ERR_NOMEM && st != QC_ERR_RANGE && st != QC_ERR_UNSUPPORTED) {
         if (err)
             *err = why;
         return st;

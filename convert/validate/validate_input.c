@@ -89,34 +89,27 @@ static void normal_row(uint64_t seed, uint64_t row, uint64_t cols, float *out)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-static qc_status check_row(const qc_validate_input *in, const qc_checkpoint_tensor *t, uint64_t row,
-                           uint64_t overflow, qc_error *err)
-{
-    const uint16_t *x = (const uint16_t *)in->x + row * in->cols;
-    unsigned infinity = in->dtype == QC_DTYPE_F16 ? 0x7c00u : 0x7f80u;
-    if (overflow != UINT64_MAX)
-        QC_FAIL(err, QC_ERR_RANGE, "%s: tensor '%s': a value is too large for %s", in->file->path,
-                t->name, qc_dtype_name(in->dtype));
-    for (uint64_t k = 0; k < in->cols; k++)
-        if ((x[k] & infinity) == infinity)
-            QC_FAIL(err, QC_ERR_NONFINITE, "%s: tensor '%s': a value is not finite", in->file->path,
-                    t->name);
-    return QC_OK;
-}
-
+/* Takes rows that are spread evenly over all that there are. */
 static qc_status captured(qc_validate_input *in, const qc_checkpoint_tensor *t, void *row_bytes,
                           qc_error *err)
 {
+    const unsigned infinity = in->dtype == QC_DTYPE_F16 ? 0x7c00u : 0x7f80u;
     uint64_t each = qc_dtype_bits(t->dtype) / 8, width = in->cols * each, overflow = 0;
     uint64_t have = t->bytes / width;
     for (uint64_t r = 0; r < in->rows; r++) {
         uint64_t from =
             have >= in->rows ? r * (have / in->rows) + r * (have % in->rows) / in->rows : r % have;
+        uint16_t *x = (uint16_t *)in->x + r * in->cols;
         QC_TRY(qc_checkpoint_read(in->file, in->cursor, t, from * width, row_bytes, (size_t)width,
                                   err));
-        in->ops->cast(row_bytes, t->dtype, in->cols, (uint16_t *)in->x + r * in->cols, in->dtype,
-                      &overflow);
-        QC_TRY(check_row(in, t, r, overflow, err));
+        in->ops->cast(row_bytes, t->dtype, in->cols, x, in->dtype, &overflow);
+        if (overflow != UINT64_MAX)
+            QC_FAIL(err, QC_ERR_RANGE, "%s: tensor '%s': a value is too large for %s",
+                    in->file->path, t->name, qc_dtype_name(in->dtype));
+        for (uint64_t k = 0; k < in->cols; k++)
+            if ((x[k] & infinity) == infinity)
+                QC_FAIL(err, QC_ERR_NONFINITE, "%s: tensor '%s': a value is not finite",
+                        in->file->path, t->name);
     }
     return QC_OK;
 }

@@ -81,11 +81,6 @@ qc_dtype qc_validate_x_dtype(qc_dtype weight)
     return weight == QC_DTYPE_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
 }
 
-static double rounded(qc_dtype dtype, double v)
-{
-    return qc_f64_of_half(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
-}
-
 /* Is e larger, or a NaN? A NaN must not get lost. */
 static int exceeds(double e, double most)
 {
@@ -113,22 +108,10 @@ static int add_sums(qc_validate_sums *s, const qc_validate_sums *more)
     return 1;
 }
 
-/* exact and original are [R] sums in double, with V and with W. */
-static void add_outputs(const job *j, uint64_t row, const double *exact, const double *original,
-                        row_sums *s)
-{
-    qc_dtype dtype = j->in->dtype;
-    for (uint64_t r = 0; r < j->in->rows; r++) {
-        double y = qc_f64_of_half(dtype, j->y[r * j->w->rows + row]);
-        double z = rounded(dtype, original[r]);
-        (void)add_error(&s->output, y - z, z);
-        (void)add_error(&s->kernel, y - exact[r], exact[r]);
-    }
-}
-
 static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_error *err)
 {
     const qc_validate_tools *t = j->tools;
+    const qc_dtype dtype = j->in->dtype;
     uint64_t k = j->w->form.cols, rows = j->in->rows;
     QC_TRY(qc_weight_read(&b->reader, &j->source, first, count, b->original, QC_DTYPE_F32, err));
     for (uint64_t n = 0; n < count; n++) {
@@ -143,7 +126,15 @@ static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_
             continue;
         t->matmul->double_row(b->decoded, k, j->packed, rows, b->sums);
         t->matmul->double_row(original, k, j->packed, rows, b->sums + rows);
-        add_outputs(j, first + n, b->sums, b->sums + rows, s);
+        for (uint64_t r = 0; r < rows; r++) {
+            const double exact = b->sums[r], original_sum = b->sums[rows + r];
+            const double y = qc_f64_of_half(dtype, j->y[r * j->w->rows + first + n]);
+            const double z =
+                qc_f64_of_half(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(original_sum)
+                                                             : qc_f16_from_f64(original_sum));
+            (void)add_error(&s->output, y - z, z);
+            (void)add_error(&s->kernel, y - exact, exact);
+        }
     }
     return QC_OK;
 }

@@ -53,7 +53,7 @@ typedef struct {
     const char *note;    /* NULL, or why it was measured on another device than the rest */
     qc_dtype x_dtype;
     double weight_error, weight_max;
-    uint64_t max_row, max_col; /* where it is in the tensor of MODEL */
+    uint64_t max_row, max_col; /* place of weight_max in the tensor of MODEL */
     /* output_max: the largest |Y - Z| over the root mean square of Z */
     double output_error, output_max;
     double kernel_error, kernel_max; /* kernel_max: the same over the root mean square of S */
@@ -75,7 +75,7 @@ double qc_validate_ratio(double error, double size);
 qc_dtype qc_validate_x_dtype(qc_dtype weight);
 
 typedef struct {
-    const qc_checkpoint *output, *model;
+    const qc_checkpoint *model;
     const qc_quant_ops *ops;
     const qc_matmul_ops *matmul;
     qc_cpu_matmul *products;

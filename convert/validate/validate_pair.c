@@ -10,7 +10,6 @@
 #include "convert/term/size_text.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     qc_arena *arena;
@@ -18,36 +17,9 @@ typedef struct {
     qc_stored_set in_output, in_model;
     qc_coded_set out_coded, coded; /* in OUT; in MODEL */
     const qc_family *table;
-    /* tensors of the manifest, sorted; NULL: there is no manifest */
-    const qc_manifest_tensor **by_name;
-    size_t by_name_count;
+    const char **sources; /* per tensor of OUT: the one that the manifest says it was made from, or
+                             NULL */
 } matcher;
-
-static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error *err)
-{
-    if (!manifest)
-        return QC_OK;
-    QC_TRY(
-        qc_arena_alloc(m->arena, &m->by_name, manifest->tensor_count + 1, sizeof *m->by_name, err));
-    m->by_name_count = manifest->tensor_count;
-    for (size_t i = 0; i < manifest->tensor_count; i++)
-        m->by_name[i] = &manifest->tensors[i];
-    qsort(m->by_name, m->by_name_count, sizeof *m->by_name, qc_by_text_behind);
-    return QC_OK;
-}
-
-/* Returns the name of the tensor that a weight was made from, by the manifest. It is the weight's
- * own name if the manifest does not say. */
-static const char *source_of(const matcher *m, const char *name)
-{
-    qc_manifest_tensor key = {.name = name};
-    const qc_manifest_tensor *k = &key;
-    const qc_manifest_tensor *const *found =
-        m->by_name
-            ? bsearch(&k, m->by_name, m->by_name_count, sizeof *m->by_name, qc_by_text_behind)
-            : NULL;
-    return found && (*found)->source_name ? (*found)->source_name : name;
-}
 
 static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, const uint64_t *dims,
                                unsigned ndim, qc_error *err)
@@ -63,7 +35,7 @@ static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, cons
 /* Sets why_not, or checks that the shapes agree. */
 static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
 {
-    const char *source = source_of(m, p->name);
+    const char *source = m->sources[p->out_tensor] ? m->sources[p->out_tensor] : p->name;
     const qc_coded_weight *out = m->out_coded.weights[p->out_tensor];
     uint32_t index = qc_coded_index(&m->coded, m->model, source);
     if (index == QC_NO_TENSOR && out)
@@ -104,43 +76,44 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
     return same ? QC_OK : shapes_differ(m, p, dims, ndim, err);
 }
 
-static qc_status fill(const matcher *m, uint32_t i, qc_validate_pair *p, qc_error *err)
-{
-    const qc_checkpoint *c = m->output;
-    const qc_stored_weight *s = m->in_output.weights[i];
-    p->name = c->tensors[i].name;
-    p->out_tensor = i;
-    p->model_tensor = QC_NO_TENSOR;
-    p->stored = s;
-    p->dtype = s->dtype;
-    p->bytes = qc_stored_bytes(c, i, s);
-    p->cols = s->ndim ? s->dims[s->ndim - 1] : 1;
-    p->rows = 1;
-    for (unsigned d = 0; d + 1 < s->ndim; d++)
-        if (qc_mul_u64(p->rows, s->dims[d], &p->rows))
-            QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' has more rows than 64 bits can count", p->name);
-    return match(m, p, err);
-}
-
 qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_checkpoint *output,
                               const qc_manifest *manifest, const qc_checkpoint *model,
                               qc_error *err)
 {
     matcher m = {.arena = arena, .output = output, .model = model};
     *out = (qc_validate_pairs){0};
-    QC_TRY(qc_stored_find(&m.in_output, arena, output, err));
-    QC_TRY(qc_coded_find(&m.out_coded, arena, output, err));
-    QC_TRY(qc_stored_add_integers(&m.in_output, arena, output, &m.out_coded, err));
+    QC_TRY(qc_stored_find_codes(&m.in_output, &m.out_coded, arena, output, err));
     QC_TRY(qc_stored_find(&m.in_model, arena, model, err));
     QC_TRY(qc_coded_find(&m.coded, arena, model, err));
-    QC_TRY(sort_manifest(&m, manifest, err));
     if (m.in_output.count == 0)
         QC_FAIL(err, QC_ERR_INPUT, QC_STORED_NONE, output->path);
     m.table = qc_family_of(model);
-    QC_TRY(qc_arena_alloc(arena, &out->pairs, m.in_output.count, sizeof *out->pairs, err));
-    for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++)
-        if (m.in_output.weights[i])
-            QC_TRY(fill(&m, i, &out->pairs[out->count++], err));
+    QC_TRY(qc_arena_array(arena, &m.sources, output->tensor_count, err));
+    for (size_t i = 0; manifest && i < manifest->tensor_count; i++) {
+        const uint32_t t = qc_checkpoint_find_index(output, manifest->tensors[i].name);
+        if (t != QC_NO_TENSOR)
+            m.sources[t] = manifest->tensors[i].source_name;
+    }
+    QC_TRY(qc_arena_array(arena, &out->pairs, m.in_output.count, err));
+    for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++) {
+        const qc_stored_weight *s = m.in_output.weights[i];
+        if (!s)
+            continue;
+        qc_validate_pair *p = &out->pairs[out->count++];
+        *p = (qc_validate_pair){.name = output->tensors[i].name,
+                                .stored = s,
+                                .out_tensor = i,
+                                .model_tensor = QC_NO_TENSOR,
+                                .rows = 1,
+                                .cols = s->ndim ? s->dims[s->ndim - 1] : 1,
+                                .bytes = qc_stored_bytes(output, i, s),
+                                .dtype = s->dtype};
+        for (unsigned d = 0; d + 1 < s->ndim; d++)
+            if (qc_mul_u64(p->rows, s->dims[d], &p->rows))
+                QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' has more rows than 64 bits can count",
+                        p->name);
+        QC_TRY(match(&m, p, err));
+    }
     qsort(out->pairs, out->count, sizeof *out->pairs, qc_by_natural);
     return QC_OK;
 }

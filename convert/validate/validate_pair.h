@@ -22,8 +22,8 @@ typedef struct {
     uint32_t model_tensor; /* UINT32_MAX if source is NULL */
     int transpose;         /* Conv1D: MODEL has [in, out] */
     uint64_t rows, cols;   /* N and K; a stack of experts is [experts * out, in] */
-    uint64_t bytes;        /* of codes and scales in OUT */
-    qc_dtype dtype;        /* of the weight in MODEL, after decoding if it is coded */
+    uint64_t bytes;        /* codes and scales in OUT */
+    qc_dtype dtype;        /* the weight's in MODEL, after decoding if it is coded */
 } qc_validate_pair;
 
 typedef struct {

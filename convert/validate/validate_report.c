@@ -139,23 +139,19 @@ static void put_speedups(const qc_validate_report *r, unsigned shown, qc_arena *
     qc_table_print(&t, 0, out);
 }
 
-static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out)
-{
-    unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
-    if (shown == 0)
-        return;
-    if (r->timed_on_cpu)
-        put_cpu_times(r, shown, arena, out);
-    else
-        put_speedups(r, shown, arena, out);
-    if (shown < r->m_count)
-        qc_strbuf_putf(out, "(and %u more sizes in --json)\n", r->m_count - shown);
-}
-
-static void add_summary(const qc_validate_report *r, qc_strbuf *out)
+qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
+                           qc_error *err)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
     char text[128];
+    const unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
+    put_errors(r, arena, out);
+    if (shown > 0 && r->timed_on_cpu)
+        put_cpu_times(r, shown, arena, out);
+    else if (shown > 0)
+        put_speedups(r, shown, arena, out);
+    if (shown < r->m_count)
+        qc_strbuf_putf(out, "(and %u more sizes in --json)\n", r->m_count - shown);
     qc_strbuf_putf(out, "\n%zu of %zu quantized layers were measured on %s in %s", r->measured,
                    r->quantized, r->device, qc_text_seconds(text, r->seconds));
     if (r->sample && r->measured < r->comparable)
@@ -177,14 +173,6 @@ static void add_summary(const qc_validate_report *r, qc_strbuf *out)
     }
     if (r->left_out)
         qc_strbuf_putf(out, "%s\n", r->left_out);
-}
-
-qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
-                           qc_error *err)
-{
-    put_errors(r, arena, out);
-    put_times(r, arena, out);
-    add_summary(r, out);
     for (size_t i = 0; i < r->layer_count; i++)
         if (r->layers[i].note)
             qc_strbuf_show(out, "%s: %s\n", r->layers[i].pair->name, r->layers[i].note);

@@ -15,7 +15,7 @@ typedef struct {
     const char *activations; /* the file, as given; NULL: they are random */
     uint64_t seed;
     uint64_t rows;             /* how many activations the errors are measured with */
-    qc_validate_layer *layers; /* those that were chosen, and those that cannot be compared */
+    qc_validate_layer *layers; /* the chosen ones, and those that cannot be compared */
     size_t layer_count;
     size_t quantized;     /* quantized weights in OUT */
     size_t comparable;    /* how many of these can be measured */
@@ -26,7 +26,7 @@ typedef struct {
     const uint64_t *m;    /* batch sizes that were timed */
     unsigned m_count;
     int timed_on_cpu;
-    double read_rate; /* of the CPU's threads, in bytes a second; NaN where it is unknown */
+    double read_rate; /* bytes a second that the CPU's threads read; NaN where it is unknown */
     unsigned threads;
     const char *isa;
     double max_error;     /* 0: not given */

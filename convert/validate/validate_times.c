@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/read_rate.h"
 #include "base/workers.h"
+#include "convert/validate/timing.h"
 
 #include <math.h>
 #include <string.h>
@@ -36,41 +37,23 @@ double qc_validate_read_rate(const qc_validate_timer *t)
     return t->read_seconds > 0.0 ? t->read_bytes / t->read_seconds : (double)NAN;
 }
 
-static double median(double *v)
-{
-    for (unsigned i = 1; i < QC_VALIDATE_ROUNDS; i++)
-        for (unsigned k = i; k > 0 && v[k] < v[k - 1]; k--) {
-            const double larger = v[k - 1];
-            v[k - 1] = v[k];
-            v[k] = larger;
-        }
-    return v[QC_VALIDATE_ROUNDS / 2];
-}
-
-/* Passes the memory, then multiplies. A product with one row of W wakes the threads first: between
- * the products of a model they do not sleep. */
-static qc_status round_of(qc_validate_timer *t, const qc_weights *w, const qc_matmul_cpu_io *io,
-                          double *pass_seconds, double *seconds, qc_error *err)
-{
-    qc_weights one_row = *w;
-    one_row.rows = 1;
-    QC_TRY(qc_check_interrupted(err));
-    QC_TRY(qc_read_memory(t->pass, t->pass_bytes, qc_cpu_matmul_threads(t->products), pass_seconds,
-                          err));
-    QC_TRY(qc_cpu_matmul_run(t->products, &one_row, io, err));
-    const uint64_t began = qc_clock_ns();
-    QC_TRY(qc_validate_multiply(t->products, w, *io, err));
-    *seconds = (double)(qc_clock_ns() - began) * 1e-9;
-    return QC_OK;
-}
-
+/* In each round the memory is passed first. A product with one row of W then wakes the threads:
+ * between the products of a model they do not sleep. */
 static qc_status time_of(qc_validate_timer *t, qc_validate_time *out, const qc_validate_layer *l,
                          const qc_weights *w, const qc_matmul_cpu_io *io, qc_error *err)
 {
     double seconds[QC_VALIDATE_ROUNDS], shares[QC_VALIDATE_ROUNDS];
+    qc_weights one_row = *w;
+    one_row.rows = 1;
     for (unsigned i = 0; i < QC_VALIDATE_ROUNDS; i++) {
         double pass = 0.0;
-        QC_TRY(round_of(t, w, io, &pass, &seconds[i], err));
+        QC_TRY(qc_check_interrupted(err));
+        QC_TRY(
+            qc_read_memory(t->pass, t->pass_bytes, qc_cpu_matmul_threads(t->products), &pass, err));
+        QC_TRY(qc_cpu_matmul_run(t->products, &one_row, io, err));
+        const uint64_t began = qc_clock_ns();
+        QC_TRY(qc_validate_multiply(t->products, w, *io, err));
+        seconds[i] = (double)(qc_clock_ns() - began) * 1e-9;
         shares[i] = (double)NAN;
         if (!t->shares)
             continue;
@@ -80,8 +63,8 @@ static qc_status time_of(qc_validate_timer *t, qc_validate_time *out, const qc_v
     }
     *out = (qc_validate_time){.m = io->m,
                               .path = qc_cpu_matmul_is_fast(w) ? "integers" : "floats",
-                              .seconds = median(seconds),
-                              .roof = median(shares),
+                              .seconds = qc_spread_of(seconds, QC_VALIDATE_ROUNDS).median,
+                              .roof = qc_spread_of(shares, QC_VALIDATE_ROUNDS).median,
                               .output_error = l->output_error,
                               .kernel_error = l->kernel_error};
     return QC_OK;

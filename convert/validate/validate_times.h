@@ -19,11 +19,11 @@
 typedef struct {
     qc_arena *arena;
     qc_cpu_matmul *products;
-    uint64_t *m; /* those of --m that rows of x are there for, QC_VALIDATE_ROWS at most */
+    uint64_t *m; /* sizes of --m up to QC_VALIDATE_ROWS, because x has no more rows */
     unsigned m_count;
-    unsigned char *pass; /* what is read before each product */
+    unsigned char *pass; /* memory that is read before each product */
     uint64_t pass_bytes;
-    int shares; /* it is so much that it tells the rate of reading */
+    int shares; /* a pass is long enough to tell the rate of reading */
     double read_bytes, read_seconds;
 } qc_validate_timer;
 

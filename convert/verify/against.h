@@ -25,9 +25,6 @@ typedef enum {
     QC_AGAINST_STATE      /* scales and the like of a quantized weight, judged with it */
 } qc_against_kind;
 
-/* "equal", "cast", "quantized", "state". */
-const char *qc_against_kind_name(qc_against_kind k);
-
 /* How large the error may be, relative to the expected one. An output without faults has 1, and
  * less with searched scales. */
 #define QC_AGAINST_RATIO 1.02
@@ -67,7 +64,7 @@ typedef struct {
     uint64_t clipped;   /* elements more than 1/64 above the largest value of their scale */
     uint64_t misplaced; /* elements whose code is not one that rounding gives */
     uint64_t scales;    /* scales of blocks or rows that are not all zero */
-    uint64_t searched;  /* those that are not the largest value, but that the codes fit */
+    uint64_t searched;  /* scales that are not the largest value, but that the codes fit */
     int calibrated;     /* the manifest says so: its codes need not be those of rounding */
     /* What is wrong, as a clause, or NULL. */
     const char *fault;
@@ -89,7 +86,7 @@ typedef struct {
     uint64_t digests;                   /* sources whose recorded digest was compared */
     uint64_t output_bytes, model_bytes; /* bytes that were read and compared */
     uint64_t faults;                    /* including problems of the scan and missing tensors */
-    const char *first_what, *first_why; /* the first fault; NULL: none */
+    qc_scan_problem first;              /* the first fault */
     int has_manifest;
     qc_scan_result scan; /* with a manifest: what plain verify finds */
 } qc_against_result;
@@ -113,9 +110,5 @@ QC_NODISCARD qc_status qc_against_run(qc_against_result *result, const qc_call *
  * there are. */
 QC_NODISCARD qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
                                         const qc_against_result *r, qc_error *err);
-
-/* Reads the manifest of OUT; *found says whether it has one. */
-QC_NODISCARD qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena,
-                                           const char *output, qc_error *err);
 
 #endif

@@ -8,8 +8,6 @@
 #include "convert/verify/against.h"
 #include "quant/weight_check.h"
 
-#include <pthread.h>
-
 /* A tensor of OUT and what it is compared with. */
 typedef struct {
     qc_against_row row;
@@ -25,11 +23,10 @@ typedef struct {
     /* The pieces of OUT's tensor. */
     uint64_t piece_bytes;
     uint32_t piece_count;
-    qc_check_sums *sums; /* QUANTIZED, one per piece */
-    uint64_t *differs;   /* EQUAL and CAST: the first byte that differs; UINT64_MAX: none */
-    qc_digest *sources;  /* one per piece, where the manifest has the digest of the source */
-    qc_check_sums total; /* the sum of sums, after the run */
-    uint64_t first_differs;
+    qc_check_sums *sums;    /* QUANTIZED, one per piece */
+    uint64_t *differs;      /* EQUAL and CAST: the first byte that differs; UINT64_MAX: none */
+    qc_digest *sources;     /* one per piece, where the manifest has the digest of the source */
+    uint64_t first_differs; /* after the run */
 } qc_against_tensor;
 
 typedef struct qc_against_scratch qc_against_scratch;
@@ -48,21 +45,20 @@ typedef struct qc_against {
     uint32_t *of_listed;           /* per tensor of the manifest: its tensor of OUT */
     qc_against_missing *missing;
     size_t missing_count;
-    /* Scratch memory that nobody uses. The lock protects only this list, and is a leaf. */
-    pthread_mutex_t lock;
-    qc_against_scratch *idle;
+    qc_against_scratch *scratch; /* per thread */
 } qc_against;
 
 /* ---- against_match.c ---- */
 
 /* Matches the tensors of OUT with those of MODEL. a->in_output must be filled in before. */
 QC_NODISCARD qc_status qc_against_match(qc_against *a, qc_error *err);
+/* Is the row's shape that of dims? If the row is transposed, the last two are exchanged. */
+int qc_against_same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim);
 
 /* ---- against_read.c: weights of MODEL and of OUT, in OUT's order ---- */
 
 struct qc_against_scratch {
-    qc_against *a;
-    qc_against_scratch *next;
+    qc_against *a; /* NULL: it is empty */
     qc_weight_reader model, output;
     qc_digest_state *hash;
     /* The first three may hold the source of what is checked. */
@@ -70,9 +66,10 @@ struct qc_against_scratch {
     qc_check_scratch *check;
 };
 
-QC_NODISCARD qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err);
-void qc_against_give(qc_against_scratch *s);
-void qc_against_scratch_destroy(qc_against_scratch *s); /* s is a list; NULL is fine */
+/* Returns the scratch memory of a thread, whose number is less than a->threads. */
+QC_NODISCARD qc_status qc_against_scratch_of(qc_against *a, unsigned thread,
+                                             qc_against_scratch **out, qc_error *err);
+void qc_against_scratch_free(qc_against_scratch *s); /* accepts an empty one */
 
 /* Returns the type that qc_against_read gives: the source's, or F32 where the source is coded. */
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t);
@@ -81,10 +78,10 @@ qc_dtype qc_against_read_dtype(const qc_against_tensor *t);
 QC_NODISCARD qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t,
                                        uint64_t first, uint64_t n, int hash, const void **out,
                                        qc_error *err);
-/* Compares a piece of tensor t of OUT, which is its bytes [offset, offset + len). Many threads may
- * call it at once. */
-QC_NODISCARD qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uint64_t offset,
-                                        const void *bytes, size_t len, qc_error *err);
+/* Compares a frame of a tensor of OUT, which is number `tensor` of the checkpoint. */
+QC_NODISCARD qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
+                                        const qc_output_frame *frame, const void *content,
+                                        qc_error *err);
 
 /* ---- against_judge.c ---- */
 

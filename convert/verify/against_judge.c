@@ -1,7 +1,7 @@
 /* Makes clauses of the sums: which tensors of OUT are not what MODEL gives, and why. */
 #include "convert/verify/against_internal.h"
 
-#include "base/alloc.h"
+#include "base/checked.h"
 #include "base/workers.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
@@ -63,25 +63,15 @@ static int says_searched(const qc_against *a)
     return a->o->manifest && (a->o->manifest->scale || a->o->manifest->calibration);
 }
 
-/* Judges a calibrated weight. Its codes say nothing, but its error is known. */
-static qc_status judge_calibrated(const qc_against_tensor *t, qc_against *a, qc_against_row *r,
-                                  qc_error *err)
-{
-    double said = sqrt(t->listed->rel_mse);
-    if (!(fabs(r->error - said) <= QC_AGAINST_CALIBRATED_SLACK * said))
-        return qc_arena_printf(a->arena, &r->fault, err,
-                               "its error is %.6g where the manifest says %.6g", r->error, said);
-    return QC_OK;
-}
-
 static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
 {
     uint64_t per_byte = t->check.form.ops->bits == 4 ? 2 : 1;
     qc_against_row *r = &t->row;
-    qc_check_sums_init(&t->total);
+    qc_check_sums total;
+    const qc_check_sums *s = &total;
+    qc_check_sums_init(&total);
     for (uint32_t i = 0; i < t->piece_count; i++)
-        qc_check_add(&t->total, &t->sums[i], i * t->piece_bytes * per_byte);
-    const qc_check_sums *s = &t->total;
+        qc_check_add(&total, &t->sums[i], i * t->piece_bytes * per_byte);
     uint64_t row = 0, col = 0;
     r->measured = 1;
     r->error = root_ratio(s->sum_ee, s->sum_xx);
@@ -109,8 +99,13 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
                                row, col);
     }
     r->calibrated = t->listed && t->listed->outputs != NULL;
-    if (r->calibrated)
-        return judge_calibrated(t, a, r, err);
+    if (r->calibrated) { /* its codes say nothing, but its error is known */
+        const double said = sqrt(t->listed->rel_mse);
+        if (fabs(r->error - said) <= QC_AGAINST_CALIBRATED_SLACK * said)
+            return QC_OK;
+        return qc_arena_printf(a->arena, &r->fault, err,
+                               "its error is %.6g where the manifest says %.6g", r->error, said);
+    }
     if (s->misplaced > 0) {
         place(r, s->first_misplaced, &row, &col);
         if (r->error > OTHER_VALUES)
@@ -195,49 +190,23 @@ static double distance(const float *x, const float *y, uint64_t n)
     return xx > 0.0 && isfinite(ee) && isfinite(xx) ? sqrt(ee / xx) : (double)INFINITY;
 }
 
-static qc_status read_ours(qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
-                           uint64_t n, float *out, qc_error *err)
-{
-    const qc_checkpoint *c = a->output;
-    uint64_t overflow = 0;
-    if (t->row.kind == QC_AGAINST_QUANTIZED) {
-        const qc_weight_source w = {.tensor = t->out_tensor, .stored = t->stored};
-        const float *values = NULL;
-        QC_TRY(qc_weight_floats(&s->output, &w, 0, n, &values, err));
-        memcpy(out, values, (size_t)n * sizeof *out);
-        return QC_OK;
-    }
-    QC_TRY(qc_buffer_room(&s->raw, n, 8, err));
-    QC_TRY(qc_checkpoint_read(c, s->output.codes, &c->tensors[t->out_tensor], 0, s->raw.data,
-                              (size_t)(n * (qc_dtype_bits(t->row.dtype) / 8)), err));
-    a->ops->cast(s->raw.data, t->row.dtype, n, out, QC_DTYPE_F32, &overflow);
-    return QC_OK;
-}
-
 /* Returns t as if it were made from tensor i of MODEL; where it cannot be, with no elements. */
 static qc_against_tensor candidate(const qc_against *a, const qc_against_tensor *t, uint32_t i,
                                    int transpose)
 {
     const qc_checkpoint_tensor *from = &a->model->tensors[i];
-    qc_against_tensor c = {.out_tensor = t->out_tensor, .model_tensor = i};
-    uint64_t elems = 0;
-    c.row = t->row;
-    c.coded = a->coded.weights[i];
-    c.packed = a->in_model.weights[i];
+    qc_against_tensor c = {.row = t->row,
+                           .out_tensor = t->out_tensor,
+                           .model_tensor = i,
+                           .coded = a->coded.weights[i],
+                           .packed = a->in_model.weights[i]};
     c.row.source_dtype = from->dtype;
     c.row.transpose = transpose;
-    c.row.elems = 0;
     const uint64_t *dims = c.coded ? c.coded->dims : c.packed ? c.packed->dims : from->dims;
-    unsigned ndim = c.coded ? c.coded->ndim : c.packed ? c.packed->ndim : from->ndim;
-    int readable = c.coded || c.packed || qc_dtype_is_quantizable(from->dtype);
-    if (!readable || ndim != t->row.ndim || qc_shape_elems(dims, ndim, &elems, NULL) != QC_OK ||
-        elems != t->row.elems || (transpose && ndim != 2))
-        return c;
-    for (unsigned d = 0; d < ndim; d++) {
-        if (dims[transpose ? ndim - 1 - d : d] != t->row.dims[d])
-            return c;
-    }
-    c.row.elems = elems;
+    const unsigned ndim = c.coded ? c.coded->ndim : c.packed ? c.packed->ndim : from->ndim;
+    if ((!c.coded && !c.packed && !qc_dtype_is_quantizable(from->dtype)) ||
+        (transpose && ndim != 2) || !qc_against_same_shape(&c.row, dims, ndim))
+        c.row.elems = 0;
     return c;
 }
 
@@ -279,26 +248,30 @@ static qc_status search(qc_against *a, qc_against_scratch *s, const qc_against_t
 static qc_status fits_instead(qc_against *a, const qc_against_tensor *t, const char **out,
                               qc_error *err)
 {
-    uint64_t n = t->row.elems < SAMPLE_ELEMS ? t->row.elems : SAMPLE_ELEMS;
+    const int quantized = t->row.kind == QC_AGAINST_QUANTIZED;
+    const uint64_t n = qc_min_u64(t->row.elems, SAMPLE_ELEMS);
+    const float *values = NULL;
     qc_against_scratch *s = NULL;
-    float *ours = NULL;
+    uint64_t overflow = 0;
     *out = NULL;
-    int readable = t->row.kind == QC_AGAINST_QUANTIZED || qc_dtype_is_quantizable(t->row.dtype);
-    if (n == 0 || !readable ||
-        (t->row.kind == QC_AGAINST_QUANTIZED && t->check.form.cols == 0 &&
-         t->check.form.block_elems == 0))
+    if (n == 0 || (!quantized && !qc_dtype_is_quantizable(t->row.dtype)) ||
+        (quantized && t->check.form.cols == 0 && t->check.form.block_elems == 0))
         return QC_OK;
-    QC_TRY(qc_malloc(&ours, 2 * SAMPLE_ELEMS * sizeof *ours, err));
-    float *theirs = ours + SAMPLE_ELEMS;
-    qc_status st = qc_against_take(a, &s, err);
-    if (st == QC_OK) {
-        st = read_ours(a, s, t, n, ours, err);
-        if (st == QC_OK)
-            st = search(a, s, t, n, ours, theirs, out, err);
-        qc_against_give(s);
+    QC_TRY(qc_against_scratch_of(a, 0, &s, err));
+    QC_TRY(qc_buffer_room(&s->slack, 2 * n, sizeof(float), err));
+    float *ours = s->slack.data;
+    if (quantized) {
+        const qc_weight_source w = {.tensor = t->out_tensor, .stored = t->stored};
+        QC_TRY(qc_weight_floats(&s->output, &w, 0, n, &values, err));
+        memcpy(ours, values, (size_t)n * sizeof *ours);
+    } else {
+        QC_TRY(qc_buffer_room(&s->raw, n, 8, err));
+        QC_TRY(qc_checkpoint_read(a->output, s->output.codes, &a->output->tensors[t->out_tensor], 0,
+                                  s->raw.data, (size_t)(n * (qc_dtype_bits(t->row.dtype) / 8)),
+                                  err));
+        a->ops->cast(s->raw.data, t->row.dtype, n, ours, QC_DTYPE_F32, &overflow);
     }
-    qc_free(ours);
-    return st;
+    return search(a, s, t, n, ours, ours + n, out, err);
 }
 
 static qc_status find_fits(qc_against *a, qc_error *err)
@@ -329,8 +302,8 @@ static qc_status first_fault(qc_against_result *r, qc_arena *arena, const char *
 {
     if (r->faults++ > 0)
         return QC_OK;
-    r->first_why = why;
-    return qc_arena_printf(arena, &r->first_what, err, "tensor '%s'", name);
+    r->first.why = why;
+    return qc_arena_printf(arena, &r->first.what, err, "tensor '%s'", name);
 }
 
 qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
@@ -348,10 +321,7 @@ qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
     r->missing = a->missing;
     r->missing_count = a->missing_count;
     r->faults = r->scan.problem_count;
-    if (r->scan.problem_count > 0) {
-        r->first_what = r->scan.first.what;
-        r->first_why = r->scan.first.why;
-    }
+    r->first = r->scan.first;
     for (size_t i = 0; i < r->missing_count; i++) {
         if (!r->missing[i].why)
             QC_TRY(first_fault(r, a->arena, r->missing[i].name, "MODEL has it, but OUT does not",

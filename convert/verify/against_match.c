@@ -25,12 +25,6 @@ typedef struct {
     qc_error *err;
 } matcher;
 
-static uint32_t index_of(const qc_checkpoint *c, const char *name)
-{
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
-    return t ? (uint32_t)(t - c->tensors) : QC_NO_TENSOR;
-}
-
 static qc_status fault(qc_against *a, qc_against_tensor *t, qc_error *err, const char *fmt, ...)
     QC_PRINTF(4, 5);
 
@@ -58,8 +52,7 @@ static qc_status shapes_differ(const matcher *m, qc_against_tensor *t, const uin
                  t->row.transpose ? " and is to be transposed" : "");
 }
 
-/* Is the row's shape that of dims? If the row is transposed, the last two are exchanged. */
-static int same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim)
+int qc_against_same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim)
 {
     int same = ndim == r->ndim && (!r->transpose || ndim >= 2);
     for (unsigned i = 0; same && i < ndim; i++) {
@@ -129,7 +122,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
         return fault(m->a, t, m->err, "in MODEL it is %s, which cannot be quantized",
                      qc_dtype_name(from->dtype));
-    if (!same_shape(r, dims, ndim))
+    if (!qc_against_same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
     /* Loaders cast a model before they quantize it, and record in the state what they cast it to,
      * or show it by the dtype of the scales. */
@@ -151,7 +144,7 @@ static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const q
                                                        : "in rows that do not fill whole words";
     memcpy(t->row.dims, w->dims, sizeof w->dims);
     t->row.ndim = w->ndim;
-    if (!same_shape(&t->row, from->dims, from->ndim))
+    if (!qc_against_same_shape(&t->row, from->dims, from->ndim))
         return shapes_differ(m, t, from->dims, from->ndim);
     QC_TRY(qc_integers_name(&name, m->a->arena, w, m->err));
     QC_FAIL(m->err, QC_ERR_UNSUPPORTED,
@@ -184,7 +177,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     r->source_dtype = from->dtype;
     t->coded = m->a->coded.weights[t->model_tensor];
     t->packed = m->a->in_model.weights[t->model_tensor];
-    if (from->dtype == to->dtype && same_shape(r, dims, ndim)) {
+    if (from->dtype == to->dtype && qc_against_same_shape(r, dims, ndim)) {
         r->kind = QC_AGAINST_EQUAL;
         r->scheme = "keep";
         t->coded = NULL;
@@ -206,7 +199,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         r->transpose = (ndim == 3 && !qc_experts_known(m->a->model)) ||
                        (ndim == 2 && qc_family_is_conv1d(m->table, from->name));
     }
-    if (!same_shape(r, dims, ndim))
+    if (!qc_against_same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
     if (!qc_dtype_is_quantizable(to->dtype) ||
         (!t->coded && !t->packed && !qc_dtype_is_quantizable(from->dtype)))
@@ -228,7 +221,7 @@ static int is_kept(const matcher *m, uint32_t i)
         return 0;
     if (is_integer(a->in_output.weights[weight])) {
         const qc_checkpoint_tensor *to = &a->output->tensors[weight];
-        const uint32_t from = index_of(a->model, to->name);
+        const uint32_t from = qc_checkpoint_find_index(a->model, to->name);
         if (listed)
             return strcmp(listed->scheme, "keep") == 0;
         return from != QC_NO_TENSOR && a->model->tensors[from].dtype == to->dtype;
@@ -244,7 +237,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     qc_against_row *r = &t->row;
     const qc_checkpoint_tensor *to = &a->output->tensors[i];
     uint32_t owner = a->in_output.owners[i];
-    r->name = to->name;
+    QC_TRY(qc_arena_strdup(a->arena, &r->name, to->name, m->err)); /* rows outlive checkpoints */
     r->dtype = to->dtype;
     r->ndim = to->ndim;
     memcpy(r->dims, to->dims, sizeof to->dims);
@@ -252,7 +245,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     t->out_tensor = i;
     t->stored = a->in_output.weights[i];
     const char *source = t->listed && t->listed->source_name ? t->listed->source_name : to->name;
-    t->model_tensor = index_of(a->model, source);
+    t->model_tensor = qc_checkpoint_find_index(a->model, source);
     if (!t->listed && t->model_tensor == QC_NO_TENSOR)
         t->model_tensor = qc_coded_index(
             &a->coded, a->model, a->out_coded.weights[i] ? a->out_coded.weights[i]->name : source);
@@ -284,10 +277,11 @@ static qc_status match_one(const matcher *m, uint32_t i)
             return fault(a, t, m->err, "its source '%s' is not in MODEL", source);
         return fault(a, t, m->err, "MODEL has no tensor of this name");
     }
-    r->source = a->model->tensors[t->model_tensor].name;
-    r->source_bytes = a->model->tensors[t->model_tensor].bytes;
+    const qc_checkpoint_tensor *from = &a->model->tensors[t->model_tensor];
+    QC_TRY(qc_arena_strdup(a->arena, &r->source, from->name, m->err));
+    r->source_bytes = from->bytes;
     m->used[t->model_tensor] = 1;
-    if (module > 0 && a->model->tensors[t->model_tensor].dtype != to->dtype) {
+    if (module > 0 && from->dtype != to->dtype) {
         r->scheme = "keep";
         return fault(a, t, m->err, "it holds codes, but there is no weight_scale beside it");
     }
@@ -309,7 +303,7 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
         piece = qc_sat_mul(rows, t->cols ? t->cols : 1);
     }
     uint64_t count = qc_ceil_div_u64(t->out_bytes, piece);
-    if (count > UINT32_MAX)
+    if (count > UINT32_MAX || qc_min_u64(piece, t->out_bytes) > UINT32_MAX)
         QC_FAIL(m->err, QC_ERR_NOMEM, "tensor '%s' is too large", t->row.name);
     if (qc_form_by_rows(&t->check.form) && t->row.kind == QC_AGAINST_QUANTIZED && t->cols &&
         piece % t->cols != 0 && count > 1)
@@ -333,36 +327,14 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
     return QC_OK;
 }
 
-/* ---- the manifest ---------------------------------------------------------------------------- */
-
-static qc_status find_listed(const matcher *m)
-{
-    qc_against *a = m->a;
-    const qc_manifest *f = a->o->manifest;
-    if (!f)
-        return QC_OK;
-    QC_TRY(qc_arena_array(a->arena, &a->of_listed, f->tensor_count + 1, m->err));
-    for (size_t i = 0; i < f->tensor_count; i++) {
-        a->of_listed[i] = index_of(a->output, f->tensors[i].name);
-        if (a->of_listed[i] != QC_NO_TENSOR)
-            a->tensors[a->of_listed[i]].listed = &f->tensors[i];
-    }
-    return QC_OK;
-}
-
 /* ---- what is missing ------------------------------------------------------------------------- */
 
 /* Do the two have the same bytes, as a head and the embeddings that it is tied to? */
 static int is_tied_head(const matcher *m, uint32_t i)
 {
     const qc_checkpoint *c = m->a->model;
-    if (!qc_ends_with(c->tensors[i].name, "lm_head.weight") || !c->config)
-        return 0;
-    const qc_json_node *root = qc_json_root(c->config);
-    const qc_json_node *tie = qc_json_get(root, "tie_word_embeddings");
-    if (!tie && qc_json_get(root, "text_config"))
-        tie = qc_json_get(qc_json_get(root, "text_config"), "tie_word_embeddings");
-    return qc_json_bool_or(tie, qc_family_is(m->table, "TIED"));
+    return c->config && qc_ends_with(c->tensors[i].name, "lm_head.weight") &&
+           qc_json_bool_or(qc_config_get(c, "tie_word_embeddings"), qc_family_is(m->table, "TIED"));
 }
 
 static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, int mtp_all_missing)
@@ -391,14 +363,9 @@ static qc_status list_missing(const matcher *m)
     qc_against *a = m->a;
     uint64_t layers = UINT64_MAX;
     int mtp_all_missing = 1;
-    if (a->model->config) {
-        const qc_json_node *root = qc_json_root(a->model->config);
-        const qc_json_node *n = qc_json_get(root, "num_hidden_layers");
-        if (!n)
-            n = qc_json_get(qc_json_get(root, "text_config"), "num_hidden_layers");
-        if (!n || qc_json_as_u64(n, "num_hidden_layers", &layers, NULL) != QC_OK || layers == 0)
-            layers = UINT64_MAX;
-    }
+    if (qc_json_as_u64(qc_config_get(a->model, "num_hidden_layers"), "", &layers, NULL) != QC_OK ||
+        layers == 0)
+        layers = UINT64_MAX;
     size_t count = 0;
     for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++) {
         count += !m->used[i];
@@ -406,10 +373,13 @@ static qc_status list_missing(const matcher *m)
             mtp_all_missing = 0;
     }
     QC_TRY(qc_arena_array(a->arena, &a->missing, count + 1, m->err));
-    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++)
-        if (!m->used[i])
-            a->missing[a->missing_count++] = (qc_against_missing){
-                a->model->tensors[i].name, why_missing(m, i, layers, mtp_all_missing)};
+    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++) {
+        if (m->used[i])
+            continue;
+        qc_against_missing *missing = &a->missing[a->missing_count++];
+        missing->why = why_missing(m, i, layers, mtp_all_missing);
+        QC_TRY(qc_arena_strdup(a->arena, &missing->name, a->model->tensors[i].name, m->err));
+    }
     return QC_OK;
 }
 
@@ -420,10 +390,15 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
     QC_TRY(qc_coded_find(&a->coded, a->arena, a->model, err));
     m.table = qc_family_of(a->model);
     QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
-    memset(m.used, 0, a->model->tensor_count + 1);
     QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));
-    memset(a->tensors, 0, a->output->tensor_count * sizeof *a->tensors);
-    QC_TRY(find_listed(&m));
+    if (a->o->manifest)
+        QC_TRY(qc_arena_array(a->arena, &a->of_listed, a->o->manifest->tensor_count + 1, err));
+    for (size_t i = 0; a->o->manifest && i < a->o->manifest->tensor_count; i++) {
+        const qc_manifest_tensor *row = &a->o->manifest->tensors[i];
+        a->of_listed[i] = qc_checkpoint_find_index(a->output, row->name);
+        if (a->of_listed[i] != QC_NO_TENSOR)
+            a->tensors[a->of_listed[i]].listed = row;
+    }
     for (uint32_t i = 0; i < (uint32_t)a->output->tensor_count; i++) {
         QC_TRY(match_one(&m, i));
         QC_TRY(set_pieces(&m, &a->tensors[i]));

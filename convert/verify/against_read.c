@@ -15,53 +15,28 @@
 /* A step of a weight that lies transposed in MODEL has more, because that makes reads longer. */
 #define TURNED_ELEMS ((uint64_t)4 << 20)
 
-qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err)
+qc_status qc_against_scratch_of(qc_against *a, unsigned thread, qc_against_scratch **out,
+                                qc_error *err)
 {
-    pthread_mutex_lock(&a->lock);
-    *out = a->idle;
-    if (a->idle)
-        a->idle = a->idle->next;
-    pthread_mutex_unlock(&a->lock);
-    if (*out)
+    qc_against_scratch *s = *out = &a->scratch[thread];
+    if (s->a)
         return QC_OK;
-    qc_against_scratch *s = NULL;
-    qc_status st = QC_OK;
-    QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
     s->a = a;
-    QC_TRY_GOTO(st, failed, qc_malloc_aligned(&s->check, 64, sizeof *s->check, err));
-    QC_TRY_GOTO(st, failed, qc_weight_reader_open(&s->model, a->model, err));
-    QC_TRY_GOTO(st, failed, qc_weight_reader_open(&s->output, a->output, err));
-    QC_TRY_GOTO(st, failed, qc_digest_create(&s->hash, err));
-    *out = s;
-    return QC_OK;
-failed:
-    qc_against_scratch_destroy(s);
-    return st;
+    QC_TRY(qc_malloc_aligned(&s->check, 64, sizeof *s->check, err));
+    QC_TRY(qc_weight_reader_open(&s->model, a->model, err));
+    QC_TRY(qc_weight_reader_open(&s->output, a->output, err));
+    return qc_digest_create(&s->hash, err);
 }
 
-void qc_against_give(qc_against_scratch *s)
+void qc_against_scratch_free(qc_against_scratch *s)
 {
-    pthread_mutex_lock(&s->a->lock);
-    s->next = s->a->idle;
-    s->a->idle = s;
-    pthread_mutex_unlock(&s->a->lock);
-}
-
-void qc_against_scratch_destroy(qc_against_scratch *s)
-{
-    while (s) {
-        qc_against_scratch *next = s->next;
-        void *const buffers[] = {s->raw.data, s->turned.data, s->cast.data, s->codes.data,
-                                 s->slack.data};
-        for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
-            qc_free(buffers[i]);
-        qc_weight_reader_close(&s->model);
-        qc_weight_reader_close(&s->output);
-        qc_digest_destroy(s->hash);
-        qc_free(s->check);
-        qc_free(s);
-        s = next;
-    }
+    void *const buffers[] = {s->raw.data,   s->turned.data, s->cast.data,
+                             s->codes.data, s->slack.data,  s->check};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        qc_free(buffers[i]);
+    qc_weight_reader_close(&s->model);
+    qc_weight_reader_close(&s->output);
+    qc_digest_destroy(s->hash);
 }
 
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t)
@@ -271,20 +246,6 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     return QC_OK;
 }
 
-/* Handles elements of a source in FP8 or MXFP4 that could not be read, because they are not
- * finite. */
-static qc_status take_nonfinite(const work *w, uint64_t at, qc_status st, qc_error *err)
-{
-    if (st != QC_ERR_NONFINITE)
-        return st;
-    qc_check_sums *sums = &w->t->sums[w->piece];
-    if (sums->bad_source == UINT64_MAX)
-        sums->bad_source = at;
-    if (err)
-        memset(err, 0, sizeof *err);
-    return QC_OK;
-}
-
 static qc_status compare_quantized(work *w, qc_error *err)
 {
     const qc_against_tensor *t = w->t;
@@ -301,10 +262,14 @@ static qc_status compare_quantized(work *w, qc_error *err)
         qc_check_sums sums;
         QC_TRY(qc_check_interrupted(err));
         qc_status st = qc_against_read(w->s, t, first, n, w->hash, &source, err);
-        if (st != QC_OK) {
-            QC_TRY(take_nonfinite(w, first - begin, st, err));
+        if (st == QC_ERR_NONFINITE) { /* FP8 or MXFP4 that cannot be read */
+            if (t->sums[w->piece].bad_source == UINT64_MAX)
+                t->sums[w->piece].bad_source = first - begin;
+            if (err)
+                memset(err, 0, sizeof *err);
             continue;
         }
+        QC_TRY(st);
         QC_TRY(check_step(w, source, (first - begin) / per, n,
                           w->bytes + (first - begin) / per_byte, &sums, err));
         qc_check_add(&t->sums[w->piece], &sums, first - begin);
@@ -312,43 +277,33 @@ static qc_status compare_quantized(work *w, qc_error *err)
     return QC_OK;
 }
 
-/* Hashes this piece's share of the source, where the comparison reads in another order. */
-static qc_status hash_share(work *w, qc_error *err)
+qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
+                           const qc_output_frame *frame, const void *content, qc_error *err)
 {
-    uint64_t each = w->t->listed->source_piece_bytes, at = (uint64_t)w->piece * each;
-    uint64_t left = w->t->row.source_bytes - at;
-    return take_bytes(w, at, at + (left < each ? left : each), 0, err);
-}
-
-/* Quantized weights are hashed in the order in which they are written. Stacks, matrices that are
- * turned back and integers are hashed as they lie (docs/format.md, section 4). */
-static int digest_is_of_shares(const qc_against_tensor *t)
-{
-    return (t->row.transpose && t->row.kind == QC_AGAINST_CAST) ||
-           (t->coded && qc_coding_is_integer(t->coded->coding));
-}
-
-qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uint64_t offset, const void *bytes,
-                           size_t len, qc_error *err)
-{
+    qc_against_tensor *t = &a->tensors[tensor];
+    work w = {.t = t, .offset = frame->at, .bytes = content, .len = frame->content_bytes};
     if (a->o->codes)
-        qc_code_counts_add(a->o->codes, t->out_tensor, offset, bytes, len);
-    if (t->row.kind == QC_AGAINST_STATE || t->row.fault || len == 0)
+        qc_code_counts_add(a->o->codes, tensor, w.offset, content, w.len);
+    if (t->row.kind == QC_AGAINST_STATE || t->row.fault)
         return QC_OK;
-    work w = {.t = t, .offset = offset, .bytes = bytes, .len = len};
-    w.piece = (uint32_t)(offset / t->piece_bytes);
+    w.piece = (uint32_t)(w.offset / t->piece_bytes);
     if (w.piece >= t->piece_count)
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has a piece too many", t->row.name);
-    w.hash = t->sources != NULL && !digest_is_of_shares(t);
-    QC_TRY(qc_against_take(a, &w.s, err));
+    /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that
+     * are turned back and integers are hashed as they lie (docs/format.md, section 4). */
+    w.hash = t->sources && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
+             !(t->coded && qc_coding_is_integer(t->coded->coding));
+    QC_TRY(qc_against_scratch_of(a, thread, &w.s, err));
     qc_digest_reset(w.s->hash);
-    qc_status st = t->row.kind == QC_AGAINST_EQUAL  ? take_bytes(&w, offset, offset + len, 1, err)
-                   : t->row.kind == QC_AGAINST_CAST ? compare_cast(&w, err)
-                                                    : compare_quantized(&w, err);
-    if (st == QC_OK && t->sources && !w.hash)
-        st = hash_share(&w, err);
-    if (st == QC_OK && t->sources)
-        t->sources[w.piece] = qc_digest_finish(w.s->hash);
-    qc_against_give(w.s);
-    return st;
+    QC_TRY(t->row.kind == QC_AGAINST_EQUAL  ? take_bytes(&w, w.offset, w.offset + w.len, 1, err)
+           : t->row.kind == QC_AGAINST_CAST ? compare_cast(&w, err)
+                                            : compare_quantized(&w, err));
+    if (!t->sources)
+        return QC_OK;
+    if (!w.hash) { /* the comparison read in another order, so this is the piece's share */
+        const uint64_t each = t->listed->source_piece_bytes, at = w.piece * each;
+        QC_TRY(take_bytes(&w, at, qc_min_u64(at + each, t->row.source_bytes), 0, err));
+    }
+    t->sources[w.piece] = qc_digest_finish(w.s->hash);
+    return QC_OK;
 }

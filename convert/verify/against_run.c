@@ -3,8 +3,6 @@
 #include "convert/adapter/adapters.h"
 #include "convert/verify/against_internal.h"
 
-#include "base/alloc.h"
-#include "base/workers.h"
 #include "convert/model/expert_split.h"
 #include "convert/pipeline/pipeline.h"
 
@@ -12,111 +10,41 @@
 
 #define FUSED_TAIL "mlp.experts.gate_up_proj"
 
-const char *qc_against_kind_name(qc_against_kind k)
-{
-    static const char *const names[] = {"equal", "cast", "quantized", "state"};
-    return names[k];
-}
+/* ---- reading OUT ---------------------------------------------------------------------------- */
 
-qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena, const char *output,
-                              qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    *found = 0;
-    QC_TRY(qc_path_stat(output, &kind, NULL, err));
-    if (kind != QC_PATH_DIR)
-        return QC_OK;
-    QC_TRY(qc_path_join(arena, &path, output, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind == QC_PATH_MISSING)
-        return QC_OK;
-    *found = 1;
-    return qc_manifest_load(out, arena, output, err);
-}
-
-/* ---- with a manifest ------------------------------------------------------------------------- */
-
-static qc_status take_frame(void *ctx, const qc_output_frame *frame, const void *content,
-                            qc_error *err)
+static qc_status take_frame(void *ctx, unsigned worker, const qc_output_frame *frame,
+                            const void *content, qc_error *err)
 {
     qc_against *a = ctx;
     if (frame->tensor == QC_HEADER_FRAME || a->of_listed[frame->tensor] == QC_NO_TENSOR)
         return QC_OK;
-    return qc_against_piece(a, &a->tensors[a->of_listed[frame->tensor]], frame->at, content,
-                            frame->content_bytes, err);
+    return qc_against_frame(a, worker, a->of_listed[frame->tensor], frame, content, err);
 }
 
-static qc_status scan_with_manifest(qc_against *a, qc_against_result *r, qc_error *err)
+static qc_status take_piece(void *ctx, unsigned worker, const qc_output_frame *frame, void *content,
+                            qc_error *err)
 {
-    qc_scan_options so = {
-        .threads = a->threads, .sink = take_frame, .sink_ctx = a, .progress = a->progress};
-    return qc_scan_output(&r->scan, a->arena, a->o->out, a->o->manifest, &so, err);
-}
-
-/* ---- without --------------------------------------------------------------------------------- */
-
-typedef struct {
-    qc_against *a;
-    struct {
-        uint32_t tensor, piece;
-    } * units;
-    uint64_t count;
-    uint64_t most; /* the most bytes of a unit */
-    atomic_uint_fast64_t next;
-} piece_list;
-
-static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error *err)
-{
-    (void)index;
-    piece_list *l = ctx;
-    qc_against *a = l->a;
-    qc_st_cursor *cursor = NULL;
-    void *buf = NULL;
-    qc_status st = qc_st_cursor_create(&cursor, err);
-    if (st == QC_OK)
-        st = qc_malloc_aligned(&buf, 4096, (size_t)l->most, err);
-    while (st == QC_OK) {
-        uint64_t i = atomic_fetch_add(&l->next, 1);
-        if (i >= l->count)
-            break;
-        qc_against_tensor *t = &a->tensors[l->units[i].tensor];
-        const qc_checkpoint_tensor *c = &a->output->tensors[t->out_tensor];
-        uint64_t at = l->units[i].piece * t->piece_bytes;
-        uint64_t n = c->bytes - at < t->piece_bytes ? c->bytes - at : t->piece_bytes;
-        st = qc_check_stopped(team, err);
-        if (st == QC_OK)
-            st = qc_checkpoint_read(a->output, cursor, c, at, buf, (size_t)n, err);
-        if (st == QC_OK)
-            st = qc_against_piece(a, t, at, buf, (size_t)n, err);
-        if (st == QC_OK)
-            qc_progress_add(a->progress, n);
-    }
-    qc_free(buf);
-    qc_st_cursor_destroy(cursor);
-    return st;
+    qc_against *a = ctx;
+    QC_TRY(qc_against_frame(a, worker, frame->tensor, frame, content, err));
+    qc_progress_add(a->progress, frame->content_bytes);
+    return QC_OK;
 }
 
 static qc_status scan_without_manifest(qc_against *a, qc_error *err)
 {
-    piece_list l = {.a = a, .most = 1};
+    static const qc_frames_client client = {.put = take_piece};
+    qc_output_frames frames;
+    uint64_t *piece_bytes = NULL;
+    QC_TRY(qc_arena_array(a->arena, &piece_bytes, a->output->tensor_count, err));
     for (size_t i = 0; i < a->output->tensor_count; i++)
-        l.count += a->tensors[i].piece_count;
-    QC_TRY(qc_arena_array(a->arena, &l.units, l.count + 1, err));
-    uint64_t n = 0;
-    for (size_t i = 0; i < a->output->tensor_count; i++) {
-        const qc_against_tensor *t = &a->tensors[i];
-        for (uint32_t k = 0; k < t->piece_count; k++, n++) {
-            l.units[n].tensor = (uint32_t)i;
-            l.units[n].piece = k;
-        }
-        if (t->piece_count > 0) {
-            uint64_t bytes = t->out_bytes < t->piece_bytes ? t->out_bytes : t->piece_bytes;
-            l.most = bytes > l.most ? bytes : l.most;
-        }
+        piece_bytes[i] = a->tensors[i].piece_bytes;
+    qc_status st = qc_output_frames_of_checkpoint(&frames, a->output, piece_bytes, err);
+    if (st == QC_OK) {
+        const qc_frames_job job = {{0, (uint32_t)frames.frame_count}, a->threads, NULL, NULL};
+        st = qc_output_frames_run(&frames, &job, &client, a, err);
     }
-    atomic_init(&l.next, 0);
-    return qc_team_run(a->threads, read_pieces, &l, err);
+    qc_output_frames_deinit(&frames);
+    return st;
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
@@ -145,23 +73,10 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
     return qc_experts_split(a->model, decodes, err);
 }
 
-/* Opens MODEL as `convert` did when it made OUT. Without a manifest it is opened to match how OUT
- * names its experts. */
-static qc_status open_model(qc_against *a, qc_error *err)
-{
-    QC_TRY(qc_checkpoint_open(&a->model, a->o->model, err));
-    const char *to = a->o->manifest ? a->o->manifest->to : NULL;
-    QC_TRY(arrange_experts(a, to ? to : "", err));
-    QC_TRY(qc_adapters_attach(a->model, a->o->loras, err));
-    return a->o->manifest ? qc_adapters_check(a->model, a->o->manifest, a->o->out, err) : QC_OK;
-}
-
 static qc_status open_output(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->output, a->o->out, err));
-    QC_TRY(qc_stored_find(&a->in_output, a->arena, a->output, err));
-    QC_TRY(qc_coded_find(&a->out_coded, a->arena, a->output, err));
-    QC_TRY(qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err));
+    QC_TRY(qc_stored_find_codes(&a->in_output, &a->out_coded, a->arena, a->output, err));
     return a->o->codes ? qc_code_counts_make(a->o->codes, a->arena, a->output, &a->in_output, err)
                        : QC_OK;
 }
@@ -177,8 +92,7 @@ static qc_status tell_damage(qc_against *a, qc_status st, qc_against_result *r, 
         r->scan.problem_count == 0)
         return st;
     r->faults = r->scan.problem_count;
-    r->first_what = r->scan.first.what;
-    r->first_why = r->scan.first.why;
+    r->first = r->scan.first;
     if (err)
         memset(err, 0, sizeof *err);
     return QC_OK;
@@ -192,9 +106,19 @@ static qc_status run(qc_against *a, qc_against_result *r, qc_error *err)
     qc_status st = open_output(a, err);
     if (st != QC_OK)
         return tell_damage(a, st, r, err);
-    QC_TRY(open_model(a, err));
+    /* MODEL is opened as `convert` did when it made OUT. Without a manifest it is opened to match
+     * how OUT names its experts. */
+    const char *to = a->o->manifest ? a->o->manifest->to : NULL;
+    QC_TRY(qc_checkpoint_open(&a->model, a->o->model, err));
+    QC_TRY(arrange_experts(a, to ? to : "", err));
+    QC_TRY(qc_adapters_attach(a->model, a->o->loras, err));
+    if (a->o->manifest)
+        QC_TRY(qc_adapters_check(a->model, a->o->manifest, a->o->out, err));
     QC_TRY(qc_against_match(a, err));
-    QC_TRY(a->o->manifest ? scan_with_manifest(a, r, err) : scan_without_manifest(a, err));
+    const qc_scan_options so = {
+        .threads = a->threads, .sink = take_frame, .sink_ctx = a, .progress = a->progress};
+    QC_TRY(a->o->manifest ? qc_scan_output(&r->scan, a->arena, a->o->out, a->o->manifest, &so, err)
+                          : scan_without_manifest(a, err));
     return qc_against_judge(a, r, err);
 }
 
@@ -208,21 +132,10 @@ qc_status qc_against_run(qc_against_result *result, const qc_call *call,
                     .threads = call->threads ? call->threads : qc_pipeline_default_threads(0)};
     memset(result, 0, sizeof *result);
     result->has_manifest = o->manifest != NULL;
-    if (pthread_mutex_init(&a.lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
+    QC_TRY(qc_arena_array(arena, &a.scratch, a.threads, err));
     qc_status st = run(&a, result, err);
-    /* Names live in the checkpoints, and the rows outlive those. */
-    for (size_t i = 0; st == QC_OK && i < result->count; i++) {
-        qc_against_row *r = &result->rows[i];
-        st = qc_arena_strndup(arena, &r->name, r->name, strlen(r->name), err);
-        if (st == QC_OK && r->source)
-            st = qc_arena_strndup(arena, &r->source, r->source, strlen(r->source), err);
-    }
-    for (size_t i = 0; st == QC_OK && i < result->missing_count; i++)
-        st = qc_arena_strndup(arena, &result->missing[i].name, result->missing[i].name,
-                              strlen(result->missing[i].name), err);
-    qc_against_scratch_destroy(a.idle);
-    pthread_mutex_destroy(&a.lock);
+    for (unsigned i = 0; i < a.threads; i++)
+        qc_against_scratch_free(&a.scratch[i]);
     qc_checkpoint_close(a.output);
     qc_checkpoint_close(a.model);
     return st;

@@ -14,20 +14,6 @@ static unsigned codes_of(const qc_code_count *w)
     return 1u << w->form->bits;
 }
 
-static qc_status add_weight(qc_code_counts *c, qc_arena *arena, const qc_checkpoint_tensor *t,
-                            const qc_stored_weight *stored, qc_error *err)
-{
-    qc_code_count *w = &c->weights[c->count++];
-    w->form = qc_schemes[stored->stored_as].form;
-    w->bytes = t->bytes;
-    QC_TRY(qc_arena_strndup(arena, &w->name, t->name, strlen(t->name), err));
-    QC_TRY(qc_shape_elems(stored->dims, stored->ndim, &w->elems, err));
-    QC_TRY(qc_arena_array(arena, &w->counts, codes_of(w), err));
-    for (unsigned i = 0; i < codes_of(w); i++)
-        atomic_init(&w->counts[i], 0);
-    return QC_OK;
-}
-
 qc_status qc_code_counts_make(qc_code_counts *c, qc_arena *arena, const qc_checkpoint *output,
                               const qc_stored_set *stored, qc_error *err)
 {
@@ -38,10 +24,19 @@ qc_status qc_code_counts_make(qc_code_counts *c, qc_arena *arena, const qc_check
     QC_TRY(qc_arena_array(arena, &c->weights, (size_t)stored->count + 1, err));
     QC_TRY(qc_arena_array(arena, &c->of_tensor, output->tensor_count + 1, err));
     for (size_t i = 0; i < output->tensor_count; i++) {
-        uint32_t t = order[i];
-        c->of_tensor[t] = stored->weights[t] ? c->count : QC_NO_TENSOR;
-        if (stored->weights[t])
-            QC_TRY(add_weight(c, arena, &output->tensors[t], stored->weights[t], err));
+        const qc_checkpoint_tensor *t = &output->tensors[order[i]];
+        const qc_stored_weight *s = stored->weights[order[i]];
+        c->of_tensor[order[i]] = s ? c->count : QC_NO_TENSOR;
+        if (!s)
+            continue;
+        qc_code_count *w = &c->weights[c->count++];
+        w->form = qc_schemes[s->stored_as].form;
+        w->bytes = t->bytes;
+        QC_TRY(qc_arena_strdup(arena, &w->name, t->name, err));
+        QC_TRY(qc_shape_elems(s->dims, s->ndim, &w->elems, err));
+        QC_TRY(qc_arena_array(arena, &w->counts, codes_of(w), err));
+        for (unsigned k = 0; k < codes_of(w); k++)
+            atomic_init(&w->counts[k], 0);
     }
     return QC_OK;
 }
@@ -51,15 +46,15 @@ static qc_status make_listed(qc_code_counts *c, qc_arena *arena, const qc_checkp
 {
     qc_stored_set stored;
     qc_coded_set coded;
-    QC_TRY(qc_stored_find(&stored, arena, output, err));
-    QC_TRY(qc_coded_find(&coded, arena, output, err));
-    QC_TRY(qc_stored_add_integers(&stored, arena, output, &coded, err));
+    uint32_t *of_listed = NULL;
+    QC_TRY(qc_stored_find_codes(&stored, &coded, arena, output, err));
     QC_TRY(qc_code_counts_make(c, arena, output, &stored, err));
-    QC_TRY(qc_arena_array(arena, &c->of_listed, m->tensor_count + 1, err));
+    QC_TRY(qc_arena_array(arena, &of_listed, m->tensor_count + 1, err));
     for (size_t i = 0; i < m->tensor_count; i++) {
-        const qc_checkpoint_tensor *t = qc_checkpoint_find(output, m->tensors[i].name);
-        c->of_listed[i] = t ? (uint32_t)(t - output->tensors) : QC_NO_TENSOR;
+        const uint32_t t = qc_checkpoint_find_index(output, m->tensors[i].name);
+        of_listed[i] = t == QC_NO_TENSOR ? QC_NO_TENSOR : c->of_tensor[t];
     }
+    c->of_tensor = of_listed;
     return QC_OK;
 }
 
@@ -112,10 +107,9 @@ void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, con
 {
     uint64_t counts[256], codes[16] = {0};
     const unsigned char *b = bytes;
-    uint32_t weight = tensor == QC_NO_TENSOR ? QC_NO_TENSOR : c->of_tensor[tensor];
-    if (weight == QC_NO_TENSOR || len == 0)
+    if (c->of_tensor[tensor] == QC_NO_TENSOR || len == 0)
         return;
-    qc_code_count *w = &c->weights[weight];
+    qc_code_count *w = &c->weights[c->of_tensor[tensor]];
     count_bytes(b, len, counts);
     if (w->form->bits == 4) {
         for (unsigned i = 0; i < 256; i++) {
@@ -131,14 +125,13 @@ void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, con
                                   memory_order_relaxed);
 }
 
-qc_status qc_code_counts_sink(void *ctx, const qc_output_frame *frame, const void *content,
-                              qc_error *err)
+qc_status qc_code_counts_sink(void *ctx, unsigned worker, const qc_output_frame *frame,
+                              const void *content, qc_error *err)
 {
     qc_code_counts *c = ctx;
-    (void)err;
+    (void)worker, (void)err;
     if (c->count > 0 && frame->tensor != QC_HEADER_FRAME)
-        qc_code_counts_add(c, c->of_listed[frame->tensor], frame->at, content,
-                           frame->content_bytes);
+        qc_code_counts_add(c, frame->tensor, frame->at, content, frame->content_bytes);
     return QC_OK;
 }
 

@@ -21,8 +21,8 @@ typedef struct {
 typedef struct {
     qc_code_count *weights; /* in natural order of names */
     uint32_t count;
-    uint32_t *of_tensor; /* per tensor of the checkpoint: its weight, or QC_NO_TENSOR */
-    uint32_t *of_listed; /* qc_code_counts_open only: per tensor of the manifest, that one */
+    uint32_t *of_tensor; /* per tensor of the checkpoint, or after qc_code_counts_open of the
+                            manifest: its weight, or QC_NO_TENSOR */
 } qc_code_counts;
 
 /* Makes room for the stored weights of a checkpoint. Everything lives in the arena, and nothing of
@@ -36,12 +36,12 @@ QC_NODISCARD qc_status qc_code_counts_make(qc_code_counts *c, qc_arena *arena,
 QC_NODISCARD qc_status qc_code_counts_open(qc_code_counts *c, qc_arena *arena, const char *dir,
                                            const qc_manifest *m, qc_error *err);
 
-/* Counts bytes [offset, offset + len) of a tensor of the checkpoint. Tensors that hold no codes are
- * left out. Many threads may call it at once. */
+/* Counts bytes [offset, offset + len) of a tensor of the checkpoint or the manifest. Tensors that
+ * hold no codes are left out. Many threads may call it at once. */
 void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, const void *bytes,
                         size_t len);
 /* Does the same with what qc_scan_output hands on; it is a qc_scan_sink, and ctx the counts. */
-QC_NODISCARD qc_status qc_code_counts_sink(void *ctx, const qc_output_frame *frame,
+QC_NODISCARD qc_status qc_code_counts_sink(void *ctx, unsigned worker, const qc_output_frame *frame,
                                            const void *content, qc_error *err);
 
 /* Writes the member "codes". */

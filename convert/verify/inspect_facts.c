@@ -1,12 +1,10 @@
 /* Gathers facts from three sources, of which only the first must be there: the headers; the recipe
  * (roles, and which tensors are the parts of one quantized weight); and the manifest of a qconv
- * output (errors, origin). */
+ * output (errors, origin). It then shows them to the engines of convert/plan/engines.h. */
 #include "convert/verify/inspect_facts.h"
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/model/recipe_coded.h"
-#include "convert/model/recipe_stored.h"
 #include "convert/term/glob.h"
 
 #include <stdlib.h>
@@ -51,7 +49,7 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
 {
     const qc_checkpoint_tensor *t = &f->model->tensors[i];
     qc_tensor_facts *tf = &f->tensors[i];
-    tf->owner = e ? e->owner : QC_NO_OWNER;
+    tf->owner = e ? e->owner : QC_NO_TENSOR;
     tf->bytes = t->bytes;
     tf->ndim = t->ndim;
     memcpy(tf->dims, t->dims, sizeof tf->dims);
@@ -83,12 +81,6 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
     return qc_shape_elems(tf->dims, tf->ndim, &tf->elems, err);
 }
 
-static uint32_t index_of(const qc_facts *f, const char *name)
-{
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->model, name);
-    return t ? (uint32_t)(t - f->model->tensors) : QC_NO_OWNER;
-}
-
 /* Finds the quantized weight that a state tensor goes with: W.absmax -> W, M.SCB -> M.weight,
  * P_scales -> P_blocks, W_scale_inv and W_scale -> W. */
 static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
@@ -99,30 +91,30 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
     const char *name = f->model->tensors[i].name;
     const char *candidate = NULL;
     for (size_t k = 0; k < sizeof tails / sizeof *tails; k++) {
-        if (!qc_ends_with(name, tails[k].tail) || f->tensors[i].owner != QC_NO_OWNER)
+        if (!qc_ends_with(name, tails[k].tail) || f->tensors[i].owner != QC_NO_TENSOR)
             continue;
         QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s",
                                (int)(strlen(name) - strlen(tails[k].tail)), name,
                                tails[k].instead));
-        f->tensors[i].owner = index_of(f, candidate);
+        f->tensors[i].owner = qc_checkpoint_find_index(f->model, candidate);
     }
-    for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_OWNER; cut--) {
+    for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_TENSOR; cut--) {
         if (name[cut] != '.')
             continue;
         for (int with_weight = 0; with_weight < 2; with_weight++) {
             QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s", (int)cut, name,
                                    with_weight ? ".weight" : ""));
-            uint32_t owner = index_of(f, candidate);
-            if (owner != QC_NO_OWNER && f->tensors[owner].scheme) {
+            uint32_t owner = qc_checkpoint_find_index(f->model, candidate);
+            if (owner != QC_NO_TENSOR && f->tensors[owner].scheme) {
                 f->tensors[i].owner = owner;
                 break;
             }
         }
     }
     uint32_t owner = f->tensors[i].owner;
-    if (owner != QC_NO_OWNER && !f->tensors[owner].scheme)
-        f->tensors[i].owner = QC_NO_OWNER;
-    else if (owner != QC_NO_OWNER)
+    if (owner != QC_NO_TENSOR && !f->tensors[owner].scheme)
+        f->tensors[i].owner = QC_NO_TENSOR;
+    else if (owner != QC_NO_TENSOR)
         f->tensors[owner].bytes += f->model->tensors[i].bytes;
     return QC_OK;
 }
@@ -156,8 +148,8 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
     }
     qc_strbuf_deinit(&text);
     for (size_t i = 0; f->manifest && i < m->tensor_count; i++) {
-        uint32_t tensor = index_of(f, m->tensors[i].name);
-        if (tensor != QC_NO_OWNER)
+        uint32_t tensor = qc_checkpoint_find_index(f->model, m->tensors[i].name);
+        if (tensor != QC_NO_TENSOR)
             f->tensors[tensor].written = &m->tensors[i];
     }
     return st;
@@ -190,7 +182,7 @@ static void add_up(qc_facts *f)
         d->bytes += t->bytes;
         if (tf->is_state) {
             f->state_count++;
-            if (tf->owner != QC_NO_OWNER)
+            if (tf->owner != QC_NO_TENSOR)
                 continue;
         } else if (!tf->is_counted) {
             f->uncounted++;
@@ -238,4 +230,46 @@ failed:
     qc_checkpoint_close(f->model);
     f->model = NULL;
     return st;
+}
+
+/* ---- engines ---- */
+
+qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
+{
+    const qc_json_node *config = f->model->config ? qc_json_root(f->model->config) : NULL;
+    const qc_json_node *q = qc_json_get(config, "quantization_config");
+    const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
+    qc_served_weight *weights = NULL;
+    QC_TRY(qc_arena_array(f->arena, &weights, f->model->tensor_count, err));
+    qc_served s = {.arena = f->arena,
+                   .model = f->model,
+                   .model_type = f->model_type ? f->model_type : "",
+                   .skipped = qc_json_get(q, "llm_int8_skip_modules"),
+                   .has_config = config != NULL,
+                   .no_manifest = !f->manifest,
+                   .finished = 1,
+                   .weights = weights};
+    for (size_t i = 0; i < f->model->file_count; i++)
+        s.compressed |= f->model->files[i].compressed;
+    if (strcmp(method, "qconv") == 0)
+        s.own_form = qc_json_string_or(qc_json_get(q, "quant_type"), "unknown");
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        const qc_tensor_facts *tf = &f->tensors[i];
+        weights[i] =
+            (qc_served_weight){.is_weight = !tf->is_state && tf->is_counted && tf->ndim == 2,
+                               .is_stack = tf->scheme && !tf->is_state && tf->ndim == 3,
+                               .name = f->model->tensors[i].name,
+                               .elems = tf->elems};
+        if (!tf->scheme || tf->is_state)
+            continue;
+        if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))
+            s.foreign = tf->scheme;
+        if (tf->stored && !tf->coded) {
+            weights[i].scheme = tf->stored->stored_as;
+            weights[i].block_elems = tf->stored->block_elems;
+        }
+    }
+    /* What only loads outputs of qconv is not one of "all" engines for anything else. */
+    f->asked = s.no_manifest && engines == QC_ENGINES_ALL ? engines & ~QC_ENGINES_OURS : engines;
+    return qc_engines_check(&f->refused, &s, f->asked, err);
 }

@@ -3,12 +3,11 @@
 #define QC_CONVERT_INSPECT_FACTS_H
 
 #include "base/strbuf.h"
-#include "convert/model/recipe.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/plan/engines.h"
 #include "formats/checkpoint.h"
 #include "formats/manifest.h"
 
-#define QC_NO_OWNER      UINT32_MAX
 #define QC_FACTS_SCHEMES 32u
 
 typedef struct {
@@ -22,7 +21,7 @@ typedef struct {
     uint64_t block_elems;         /* weights that share a scale; 0: each row has one, or none has */
     int is_state;                 /* scales and the like, which are no weights by themselves */
     int is_counted;               /* its elements are weights of the model */
-    uint32_t owner;               /* the weight that state goes with, or QC_NO_OWNER */
+    uint32_t owner;               /* the weight that state goes with, or QC_NO_TENSOR */
     unsigned ndim;                /* logical shape */
     uint64_t dims[QC_MAX_DIMS];
     uint64_t elems;                    /* elements of the logical shape */
@@ -63,7 +62,7 @@ typedef struct {
  * error). */
 QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, qc_arena *arena, const char *path,
                                        qc_error *err);
-/* Asks engines (bit e for engine e) whether they load the checkpoint. (inspect_engines.c) */
+/* Asks engines (bit e for engine e) whether they load the checkpoint. */
 QC_NODISCARD qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err);
 /* Returns the bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);

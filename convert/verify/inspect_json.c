@@ -1,8 +1,6 @@
 /* Writes what `qconv inspect --json` answers; docs/cli.md has its members. */
 #include "convert/verify/inspect_facts.h"
 
-#include "convert/model/recipe_coded.h"
-#include "convert/model/recipe_stored.h"
 #include "formats/manifest_rows.h"
 
 #include <math.h>
@@ -66,8 +64,8 @@ static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
         qc_json_put_text(w, "format", qc_coding_name(n->coding));
         qc_json_put_u64(w, "bits", qc_coded_bits(n));
         qc_json_put_u64_if(w, "block_size", tf->block_elems > 0, tf->block_elems);
-        qc_json_put_bool(w, "zero_points", n->zeros != QC_NO_OWNER);
-        qc_json_put_bool(w, "act_order", n->group_index != QC_NO_OWNER);
+        qc_json_put_bool(w, "zero_points", n->zeros != QC_NO_TENSOR);
+        qc_json_put_bool(w, "act_order", n->group_index != QC_NO_TENSOR);
         qc_json_put_bool(w, "static_activations", n->said.static_activations);
     } else if (tf->stored) {
         qc_json_put_text(w, "logical_dtype", qc_dtype_name(tf->stored->dtype));
@@ -94,7 +92,7 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
         qc_json_put_text(w, "scheme", tf->scheme);
         if (tf->scheme)
             put_quantized(w, tf);
-        if (tf->is_state && tf->owner != QC_NO_OWNER)
+        if (tf->is_state && tf->owner != QC_NO_TENSOR)
             qc_json_put_text(w, "state_of", f->model->tensors[tf->owner].name);
         if (tf->written && tf->written->has_error) {
             qc_json_put_double(w, "rel_mse", tf->written->rel_mse);

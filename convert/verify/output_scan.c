@@ -15,9 +15,9 @@
 typedef struct {
     qc_scan_result *result;
     const qc_scan_options *options;
-    const char *dir;
     qc_output_frames frames;
-    unsigned char *broken; /* per frame: it cannot be decoded */
+    qc_digest *stored, *content; /* per frame */
+    unsigned char *broken;       /* per frame: 1 where it cannot be decoded */
 } scan;
 
 static qc_status problem(scan *s, qc_error *err, const char *what, const char *why_fmt, ...)
@@ -37,15 +37,6 @@ static qc_status problem(scan *s, qc_error *err, const char *what, const char *w
     return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
 }
 
-/* Returns what a message says about the subject, without the subject's name, because the problem
- * names it already. */
-static const char *behind(const char *msg, const char *subject)
-{
-    size_t len = strlen(subject);
-    return strncmp(msg, subject, len) == 0 && strncmp(msg + len, ": ", 2) == 0 ? msg + len + 2
-                                                                               : msg;
-}
-
 /* ---- Everything but weights ----------------------------------------------------------------- */
 
 static qc_status take_json(void *cut, const void *bytes, size_t len, qc_error *err)
@@ -58,7 +49,7 @@ static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *e
     const char *path = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
     uint64_t bytes = 0;
-    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, f->path, err));
+    QC_TRY(qc_path_join(s->result->arena, &path, s->frames.dir, f->path, err));
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
     if (kind != QC_PATH_FILE)
         return problem(s, err, f->path, "the file is missing");
@@ -117,7 +108,7 @@ static qc_status check_index(scan *s, qc_error *err)
         return QC_OK;
     }
     qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
+    QC_TRY(qc_path_join(s->result->arena, &path, s->frames.dir, name, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK; /* reported already */
@@ -136,12 +127,17 @@ static qc_status check_index(scan *s, qc_error *err)
 
 /* ---- Frames --------------------------------------------------------------------------------- */
 
-/* Is it damage that a message about `subject` tells? It is then a problem, and no failure. */
+/* Is it damage that a message about `subject` tells? It is then a problem, which names the subject
+ * itself, and no failure. */
 static qc_status judged(scan *s, qc_status st, const qc_error *why, const char *what,
                         const char *subject, qc_error *err)
 {
-    if (st == QC_ERR_CHECK)
-        return problem(s, err, what, "%s", behind(why->msg, subject));
+    if (st == QC_ERR_CHECK) {
+        const size_t len = strlen(subject);
+        const int named =
+            strncmp(why->msg, subject, len) == 0 && strncmp(why->msg + len, ": ", 2) == 0;
+        return problem(s, err, what, "%s", why->msg + (named ? len + 2 : 0));
+    }
     if (st != QC_OK && err)
         *err = *why;
     return st;
@@ -174,9 +170,8 @@ static qc_status take_frame(void *ctx, unsigned worker, const qc_output_frame *f
                             qc_error *err)
 {
     const scan *s = ctx;
-    (void)worker;
     if (s->options->sink)
-        QC_TRY(s->options->sink(s->options->sink_ctx, frame, content, err));
+        QC_TRY(s->options->sink(s->options->sink_ctx, worker, frame, content, err));
     qc_progress_add(s->options->progress, frame->content_bytes);
     return QC_OK;
 }
@@ -193,15 +188,14 @@ static void take_broken(void *ctx, const qc_output_frame *frame)
 static const char *verdict(const scan *s, qc_frame_range r, const qc_digest *content,
                            const qc_digest *stored)
 {
-    const qc_output_frames *f = &s->frames;
-    const qc_digest found = qc_digest_root(f->content + r.first, r.count),
-                    found_stored = qc_digest_root(f->stored + r.first, r.count);
+    const qc_digest found = qc_digest_root(s->content + r.first, r.count),
+                    found_stored = qc_digest_root(s->stored + r.first, r.count);
     for (uint32_t i = 0; i < r.count; i++)
         if (s->broken[r.first + i])
             return "a frame cannot be decompressed";
     if (!qc_digest_equal(&found, content))
         return "its bytes are not those that were written";
-    if (f->m->compressed && !qc_digest_equal(&found_stored, stored))
+    if (s->frames.m->compressed && !qc_digest_equal(&found_stored, stored))
         return "its compressed bytes are not those that were written";
     return NULL;
 }
@@ -234,9 +228,8 @@ static qc_status judge_shard(scan *s, size_t shard, qc_error *err)
 
 static qc_status scan_all(scan *s, qc_error *err)
 {
-    static const qc_frames_client client = {.put = take_frame, .broken = take_broken, .headers = 1};
+    static const qc_frames_client client = {.put = take_frame, .broken = take_broken};
     const qc_manifest *m = &s->result->manifest;
-    QC_TRY(qc_output_frames_begin(&s->frames, s->dir, m, 0, m->shard_count, err));
     for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)
         QC_TRY(check_side_file(s, &m->files[i], err));
     if (!s->options->shards_only)
@@ -244,8 +237,12 @@ static qc_status scan_all(scan *s, qc_error *err)
     for (size_t i = 0; i < m->shard_count; i++)
         QC_TRY(add_shard(s, i, err));
     unsigned threads = s->options->threads ? s->options->threads : qc_pipeline_default_threads(0);
-    QC_TRY(qc_calloc(&s->broken, s->frames.frame_count, 1, err));
-    QC_TRY(qc_output_frames_run(&s->frames, threads, QC_FRAMES_ALL, &client, s, err));
+    const size_t count = s->frames.frame_count;
+    QC_TRY(qc_calloc(&s->stored, count, sizeof *s->stored, err));
+    QC_TRY(qc_calloc(&s->content, count, sizeof *s->content, err));
+    QC_TRY(qc_calloc(&s->broken, count, 1, err));
+    const qc_frames_job job = {{0, (uint32_t)count}, threads, s->stored, s->content};
+    QC_TRY(qc_output_frames_run(&s->frames, &job, &client, s, err));
     for (size_t i = 0; i < m->shard_count; i++)
         QC_TRY(judge_shard(s, i, err));
     return QC_OK;
@@ -257,9 +254,13 @@ qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *di
     memset(result, 0, sizeof *result);
     result->arena = arena;
     result->manifest = *m;
-    scan s = {.result = result, .options = options, .dir = dir};
-    qc_status st = scan_all(&s, err);
+    scan s = {.result = result, .options = options};
+    qc_status st = qc_output_frames_begin(&s.frames, dir, m, 0, m->shard_count, err);
+    if (st == QC_OK)
+        st = scan_all(&s, err);
     qc_output_frames_deinit(&s.frames);
+    qc_free(s.stored);
+    qc_free(s.content);
     qc_free(s.broken);
     return st;
 }

@@ -16,9 +16,9 @@
 #include "formats/output_frames.h"
 
 /* Gets the content of a frame, which was already checked by itself. Many threads call it at once,
- * in no order. */
-typedef qc_status (*qc_scan_sink)(void *ctx, const qc_output_frame *frame, const void *content,
-                                  qc_error *err);
+ * in no order; worker is the number of the thread. */
+typedef qc_status (*qc_scan_sink)(void *ctx, unsigned worker, const qc_output_frame *frame,
+                                  const void *content, qc_error *err);
 
 typedef struct {
     const char *what; /* "tensor 'x'", "config.json", ...; NULL: nothing is wrong */

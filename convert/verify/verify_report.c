@@ -16,16 +16,14 @@
 /* The table per kind has at most this many rows, one for each scheme and each cast. */
 #define KINDS_MOST 32u
 
-/* Begins the object with the members that all of them have: which path it is about, and whether
- * anything is wrong. other is the second path, a member with the name `key`; without a key there is
- * none. */
-static void begin_json(qc_json_writer *w, const char *verb, const char *path, const char *key,
-                       const char *other, uint64_t problems, const qc_scan_problem *first)
+/* Puts the members that all answers have first: the path they are about, under `key` the other one,
+ * which may be NULL, and whether anything is wrong. */
+static void put_head(qc_json_writer *w, const char *verb, const char *path, const char *key,
+                     const char *other, uint64_t problems, const qc_scan_problem *first)
 {
-    qc_json_begin_object(w, NULL);
     qc_json_put_text(w, "command", verb);
     qc_json_put_path(w, "path", path);
-    if (key)
+    if (other)
         qc_json_put_path(w, key, other);
     qc_json_put_bool(w, "ok", problems == 0);
     qc_json_put_u64(w, "problems", problems);
@@ -57,8 +55,8 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of, const q
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
     if (call->json) {
-        qc_json_write_init(&w, &out, err);
-        begin_json(&w, of->verb, of->path, to ? "out" : NULL, to, r->problem_count, &r->first);
+        qc_json_begin_text(&w, &out, err);
+        put_head(&w, of->verb, of->path, "out", to, r->problem_count, &r->first);
         qc_json_put_u64(&w, "tensors", r->tensors_checked);
         qc_json_put_u64(&w, "shards", m->shard_count);
         qc_json_put_u64(&w, "files", m->file_count);
@@ -89,10 +87,11 @@ static double decibels(double error)
 
 static void put_row(qc_json_writer *w, const qc_against_row *r)
 {
+    static const char *const kinds[] = {"equal", "cast", "quantized", "state"};
     qc_json_begin_object(w, NULL);
     qc_json_put_text(w, "name", r->name);
     qc_json_put_text(w, "source", r->source);
-    qc_json_put_text(w, "kind", qc_against_kind_name(r->kind));
+    qc_json_put_text(w, "kind", kinds[r->kind]);
     qc_json_put_text(w, "scheme", r->scheme);
     qc_json_put_text(w, "dtype", qc_dtype_name(r->dtype));
     qc_json_put_text(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
@@ -123,30 +122,6 @@ static const qc_json_row missing_rows[] = {
     QC_JSON_ROW_AS("explained", qc_against_missing, why, TEXT, 0),
     {NULL},
 };
-
-static qc_status against_json(qc_strbuf *out, const qc_against_options *o,
-                              const qc_against_result *r, double seconds, qc_error *err)
-{
-    qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    begin_json(&w, "verified", o->out, "against", o->model, r->faults,
-               &(qc_scan_problem){r->first_what, r->first_why});
-    qc_json_put_bool(&w, "manifest", r->has_manifest);
-    qc_json_put_u64(&w, "tensors", r->count);
-    qc_json_put_u64(&w, "equal", r->equal);
-    qc_json_put_u64(&w, "cast", r->cast);
-    qc_json_put_u64(&w, "quantized", r->quantized);
-    qc_json_put_u64(&w, "source_digests", r->digests);
-    qc_json_put_u64(&w, "output_bytes", r->output_bytes);
-    qc_json_put_u64(&w, "model_bytes", r->model_bytes);
-    qc_json_put_list(&w, "missing", missing_rows, 0, r->missing, r->missing_count,
-                     sizeof *r->missing);
-    qc_json_begin_list(&w, "rows");
-    for (size_t i = 0; i < r->count; i++)
-        put_row(&w, &r->rows[i]);
-    qc_json_end(&w);
-    return end_json(&w, o->codes, seconds);
-}
 
 /* ---- --against: text ------------------------------------------------------------------------- */
 
@@ -268,10 +243,14 @@ static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_agains
     return QC_OK;
 }
 
-static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                               qc_error *err)
+static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_options *o,
+                            const qc_against_result *r, double seconds, qc_error *err)
 {
+    char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
+    uint64_t read = r->output_bytes + r->model_bytes;
     size_t explained = 0, unexplained = 0;
+    write_kinds(out, call->arena, r);
+    QC_TRY(write_rows(out, call, r, err));
     for (size_t i = 0; i < r->missing_count; i++) {
         const qc_against_missing *m = &r->missing[i];
         explained += m->why != NULL;
@@ -285,17 +264,6 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
     if (explained > 0 && call->verbose == 0)
         qc_strbuf_putf(out, "not in OUT, as it should be: %zu tensor%s of MODEL\n", explained,
                        qc_plural(explained));
-    return QC_OK;
-}
-
-static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_options *o,
-                            const qc_against_result *r, double seconds, qc_error *err)
-{
-    char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
-    uint64_t read = r->output_bytes + r->model_bytes;
-    write_kinds(out, call->arena, r);
-    QC_TRY(write_rows(out, call, r, err));
-    QC_TRY(write_missing(out, call, r, err));
     if (r->faults)
         qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", o->out, o->model, r->faults,
                        qc_plural(r->faults));
@@ -313,11 +281,29 @@ qc_status qc_against_report(const qc_call *call, const qc_against_options *o,
                             const qc_against_result *r, double seconds, qc_error *err)
 {
     qc_strbuf out;
+    qc_json_writer w;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
-    if (call->json)
-        st = against_json(&out, o, r, seconds, err);
-    else if (!call->quiet)
+    if (call->json) {
+        qc_json_begin_text(&w, &out, err);
+        put_head(&w, "verified", o->out, "against", o->model, r->faults, &r->first);
+        qc_json_put_bool(&w, "manifest", r->has_manifest);
+        qc_json_put_u64(&w, "tensors", r->count);
+        qc_json_put_u64(&w, "equal", r->equal);
+        qc_json_put_u64(&w, "cast", r->cast);
+        qc_json_put_u64(&w, "quantized", r->quantized);
+        qc_json_put_u64(&w, "source_digests", r->digests);
+        qc_json_put_u64(&w, "output_bytes", r->output_bytes);
+        qc_json_put_u64(&w, "model_bytes", r->model_bytes);
+        qc_json_put_list(&w, "missing", missing_rows, 0, r->missing, r->missing_count,
+                         sizeof *r->missing);
+        qc_json_begin_list(&w, "rows");
+        for (size_t i = 0; i < r->count; i++)
+            put_row(&w, &r->rows[i]);
+        qc_json_end(&w);
+        st = end_json(&w, o->codes, seconds);
+    } else if (!call->quiet) {
         st = write_text(&out, call, o, r, seconds, err);
+    }
     return qc_console_deliver(st, &out, NULL, err);
 }

@@ -1,4 +1,5 @@
 /* formats/device_reader.h: single tensors and parts of them */
+#include "base/interrupt.h"
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/device_output_fixture.h"
 
@@ -240,6 +241,9 @@ TEST(what_is_wrong_in_a_call_is_refused)
     assert_int_equal(qc_reader_read(NULL, 0, NULL, got, &err), QC_ERR_USAGE);
     assert_int_equal(qc_reader_read(s, 99, NULL, got, &err), QC_ERR_USAGE);
     assert_non_null(strstr(err.msg, ": there is no tensor number 99 on device 'cuda:1'; it has 3"));
+    qc_interrupt();
+    assert_int_equal(qc_reader_read(s, index, &one, got, &err), QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
     qc_reader_close(r); /* its shards may be read on */
     got[0] = 0;
     assert_int_equal(qc_reader_read(s, index, &one, got, &err), QC_OK);

@@ -105,7 +105,7 @@ TEST(rows)
     SCOPED(qc_arena) a = {0};
     const qc_call call = {.arena = &a, .threads = 2};
     qc_against_options how = {.out = w->out, .model = w->model, .manifest = &m};
-    test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
+    test_must(qc_manifest_find(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
     test_must(qc_against_run(&r, &call, &how, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
@@ -119,7 +119,7 @@ TEST(rows)
     test_must(qc_against_worst(&worst, &count, &a, &r, &err), &err);
     assert_int_equal(count, 1);
     assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);
-    test_must(qc_against_manifest(&m, &found, &a, w->other, &err), &err);
+    test_must(qc_manifest_find(&m, &found, &a, w->other, &err), &err);
     assert_false(found);
     how.out = w->other;
     how.manifest = NULL;
