@@ -379,51 +379,44 @@ qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *pla
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
-{
-    for (size_t i = 0; i < m->file_count; i++) {
-        if (strcmp(m->files[i].path, name) == 0)
-            return &m->files[i];
-    }
-    return NULL;
-}
-
 /* Compares config.json and what is copied. The index and the device map follow from the plan. */
 static qc_status same_side_files(int *same, qc_difference *why, const qc_manifest *m,
                                  const qc_plan *plan, qc_error *err)
 {
-    const char **names = NULL, *index = NULL;
+    qc_side_file *side = NULL;
     size_t count = 0;
-    qc_strbuf config;
-    QC_TRY(qc_layout_index_name(&index, plan->arena, plan->layout.shards[0].name, err));
-    QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, err));
+    QC_TRY(qc_side_files_list(&side, &count, plan->arena, plan, err));
     *same = 1;
     if (count != m->file_count)
         *same = differ(why, "it has %zu file%s beside the weights and this one %zu", m->file_count,
                        qc_plural(m->file_count), count);
     for (size_t i = 0; *same && i < count; i++) {
-        const qc_manifest_file *f = find_file(m, names[i]);
-        const char *path = NULL;
+        const char *path = NULL, *name = side[i].name;
+        const qc_manifest_file *f = m->files;
         qc_digest digest;
-        if (!f)
-            *same = differ(why, "it has no file '%.120s'", names[i]);
-        if (!f || strcmp(names[i], index) == 0 || strcmp(names[i], QC_DEVICE_MAP_NAME) == 0)
-            continue;
+        qc_strbuf config;
         qc_status st = QC_OK;
+        while (f < m->files + m->file_count && strcmp(f->path, name) != 0)
+            f++;
+        if (f == m->files + m->file_count) {
+            *same = differ(why, "it has no file '%.120s'", name);
+            break;
+        }
+        if (side[i].kind == QC_SIDE_INDEX || side[i].kind == QC_SIDE_DEVICE_MAP)
+            continue;
         qc_strbuf_init(&config, SIZE_MAX / 2);
-        if (plan->model->config && strcmp(names[i], QC_CONFIG_NAME) == 0) {
+        if (side[i].kind == QC_SIDE_CONFIG) {
             st = qc_config_make(&config, plan, err);
-            if (st == QC_OK)
-                digest = qc_digest_bytes(config.data, config.len);
+            digest = qc_digest_bytes(config.data, config.len);
         } else {
-            st = qc_path_join(plan->arena, &path, plan->model->path, names[i], err);
+            st = qc_path_join(plan->arena, &path, plan->model->path, name, err);
             if (st == QC_OK)
                 st = qc_digest_file(&digest, path, err);
         }
         qc_strbuf_deinit(&config);
         QC_TRY(st);
         if (!qc_digest_equal(&digest, &f->digest))
-            *same = differ(why, "its '%.120s' is not that of this source", names[i]);
+            *same = differ(why, "its '%.120s' is not that of this source", name);
     }
     return QC_OK;
 }

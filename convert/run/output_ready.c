@@ -19,16 +19,16 @@
 static qc_status names_of_plan(const char ***names, size_t *count, const qc_plan *plan,
                                qc_error *err)
 {
-    const char **side = NULL;
-    size_t side_count = 0;
-    QC_TRY(qc_side_file_names(&side, &side_count, plan->arena, plan, err));
-    *count = side_count + plan->layout.count;
+    qc_side_file *side = NULL;
+    size_t n = plan->layout.count, side_count = 0;
+    QC_TRY(qc_side_files_list(&side, &side_count, plan->arena, plan, err));
+    *count = n + side_count;
     QC_TRY(qc_arena_alloc(plan->arena, names, *count, sizeof **names, err));
-    for (uint32_t i = 0; i < plan->layout.count; i++)
+    for (size_t i = 0; i < n; i++)
         QC_TRY(qc_arena_printf(plan->arena, &(*names)[i], err, "%s%s", plan->layout.shards[i].name,
                                plan->options->compress ? ".zst" : ""));
-    if (side_count > 0)
-        memcpy(*names + plan->layout.count, side, side_count * sizeof *side);
+    for (size_t i = 0; i < side_count; i++)
+        (*names)[n + i] = side[i].name;
     return QC_OK;
 }
 
