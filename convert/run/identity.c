@@ -161,33 +161,6 @@ static void hash_text(qc_digest_state *h, const char *s)
     qc_digest_update(h, s, strlen(s));
 }
 
-/* name is scratch memory. */
-static qc_status hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor,
-                             qc_strbuf *name, qc_error *err)
-{
-    const qc_out_tensor t = qc_plan_tensor(plan, tensor);
-    const qc_output *o = &plan->outputs[tensor];
-    const qc_job *j = &plan->jobs[o->job];
-    QC_TRY(qc_out_tensor_name(name, &t, err));
-    hash_text(h, name->data);
-    hash_u64(h, t.st.dtype);
-    hash_u64(h, t.st.ndim);
-    for (unsigned i = 0; i < t.st.ndim; i++)
-        hash_u64(h, t.st.dims[i]);
-    hash_u64(h, t.st.begin);
-    hash_u64(h, t.st.end);
-    hash_u64(h, t.piece_bytes);
-    hash_u64(h, o->job);
-    hash_u64(h, o->role);
-    hash_text(h, plan->model->tensors[j->source].name);
-    hash_u64(h, j->scheme);
-    hash_u64(h, j->block_elems);
-    hash_u64(h, (uint64_t)j->nested);
-    hash_u64(h, j->scale);
-    hash_u64(h, (uint64_t)j->entry->transpose);
-    return QC_OK;
-}
-
 static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     char hex[QC_DIGEST_HEX_BYTES];
@@ -204,8 +177,30 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         hash_u64(h, sh->data_bytes);
         hash_u64(h, sh->device);
         hash_u64(h, sh->count);
-        for (uint32_t k = 0; st == QC_OK && k < sh->count; k++)
-            st = hash_tensor(h, plan, sh->order[k], &name, err);
+        for (uint32_t k = 0; st == QC_OK && k < sh->count; k++) {
+            const qc_output *o = &plan->outputs[sh->order[k]];
+            const qc_job *j = &plan->jobs[o->job];
+            qc_manifest_tensor t;
+            st = qc_manifest_plan_row(&t, &name, plan, sh->order[k], err);
+            if (st != QC_OK)
+                break;
+            hash_text(h, t.name);
+            hash_u64(h, t.dtype);
+            hash_u64(h, t.ndim);
+            for (unsigned i = 0; i < t.ndim; i++)
+                hash_u64(h, t.dims[i]);
+            hash_u64(h, t.begin);
+            hash_u64(h, t.end);
+            hash_u64(h, t.piece_bytes);
+            hash_u64(h, o->job);
+            hash_u64(h, o->role);
+            hash_text(h, plan->model->tensors[j->source].name);
+            hash_u64(h, j->scheme);
+            hash_u64(h, j->block_elems);
+            hash_u64(h, (uint64_t)j->nested);
+            hash_u64(h, j->scale);
+            hash_u64(h, (uint64_t)j->entry->transpose);
+        }
     }
     qc_digest digest = qc_digest_finish(h);
     qc_digest_destroy(h);
