@@ -49,38 +49,6 @@ static void add_double(qc_strbuf *out, const char *key, double value)
     qc_strbuf_putf(out, "%s=%.17g\n", key, value);
 }
 
-static void add_fit(qc_strbuf *out, const qc_fit_options *f)
-{
-    add_text(out, "--vram", f->vram);
-    if (!f->vram)
-        return;
-    add_double(out, "--margin", f->margin);
-    add_number(out, "--context", f->context);
-    add_number(out, "--batch", f->batch);
-    add_number(out, "--images", f->images);
-    add_number(out, "--kv-dtype", f->kv_bits);
-    add_text(out, "--mla", qc_fit_mla_name(f));
-    add_number(out, "--prefill", f->prefill);
-    add_number(out, "--cuda-context", f->cuda_context_bytes);
-    if (f->parallel == QC_PARALLEL_TENSOR)
-        add_number(out, "--tp", f->tensor_parallel);
-}
-
-/* The last line says which moments, and on what they are computed. */
-static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
-{
-    const qc_calibrate_options *o = &plan->options->calibrate;
-    const char *line = NULL;
-    add_given(out, "--hessians", o->hessians != NULL);
-    if (!qc_calibrates(o))
-        return QC_OK;
-    add_double(out, "--damping", o->damping);
-    add_number(out, "--sided", o->sided);
-    QC_TRY(qc_calibrate_identity(&line, plan, err));
-    add_text(out, "calibration", line);
-    return QC_OK;
-}
-
 static void add_options(qc_strbuf *out, const qc_plan_options *o)
 {
     static const char *const scales[] = {QC_SCALE_NAMES};
@@ -111,7 +79,20 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     add_text(out, "--schemes", r->schemes);
     for (uint32_t i = 0; i < r->rule_count; i++)
         add_text(out, r->rules[i].quantize ? "--quantize" : "--keep", r->rules[i].glob);
-    add_fit(out, &o->fit);
+    const qc_fit_options *f = &o->fit;
+    add_text(out, "--vram", f->vram);
+    if (!f->vram)
+        return;
+    add_double(out, "--margin", f->margin);
+    add_number(out, "--context", f->context);
+    add_number(out, "--batch", f->batch);
+    add_number(out, "--images", f->images);
+    add_number(out, "--kv-dtype", f->kv_bits);
+    add_text(out, "--mla", qc_fit_mla_name(f));
+    add_number(out, "--prefill", f->prefill);
+    add_number(out, "--cuda-context", f->cuda_context_bytes);
+    if (f->parallel == QC_PARALLEL_TENSOR)
+        add_number(out, "--tp", f->tensor_parallel);
 }
 
 static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *err)
@@ -212,11 +193,19 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 
 qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count, qc_error *err)
 {
+    const qc_calibrate_options *o = &plan->options->calibrate;
+    const char *calibration = NULL;
     add_number(out, "format", QC_RESUME_FORMAT);
     add_text(out, "qconv", QCONV_VERSION);
     add_number(out, "parts", part_count);
     add_options(out, plan->options);
-    QC_TRY(add_calibration(out, plan, err));
+    add_given(out, "--hessians", o->hessians != NULL);
+    if (qc_calibrates(o)) {
+        add_double(out, "--damping", o->damping);
+        add_number(out, "--sided", o->sided);
+        QC_TRY(qc_calibrate_identity(&calibration, plan, err));
+        add_text(out, "calibration", calibration); /* which moments, and on what computed */
+    }
     if (plan->options->compress)
         add_text(out, "zstd", qc_frame_library_version());
     add_adapters(out, plan->model);
@@ -261,36 +250,30 @@ static int shown(size_t len)
     return len < 120 ? (int)len : 120;
 }
 
-static qc_status refuse(const identity_line *then, const identity_line *now, const char *out,
-                        qc_error *err)
-{
-    const identity_line *named = now->key_len ? now : then;
-    int same_key = is_same(then->key, then->key_len, now->key, now->key_len);
-    int is_source = named->key_len > sizeof SOURCE_PREFIX - 1 &&
-                    memcmp(named->key, SOURCE_PREFIX, sizeof SOURCE_PREFIX - 1) == 0;
-    qc_status code = is_source ? QC_ERR_INPUT : QC_ERR_USAGE;
-    if (same_key)
-        QC_FAIL(err, code,
-                "%s holds an interrupted conversion that this one cannot continue: %.*s was "
-                "'%.*s' then and is '%.*s' now" QC_RESTART_ADVICE,
-                out, shown(named->key_len), named->key, shown(then->value_len), then->value,
-                shown(now->value_len), now->value);
-    QC_FAIL(err, code,
-            "%s holds an interrupted conversion that this one cannot continue: it had %.*s '%.*s' "
-            "where this one has %.*s '%.*s'" QC_RESTART_ADVICE,
-            out, shown(then->key_len), then->key, shown(then->value_len), then->value,
-            shown(now->key_len), now->key, shown(now->value_len), now->value);
-}
-
 qc_status qc_identity_compare(const char *then, size_t then_bytes, const char *now,
                               size_t now_bytes, const char *out, qc_error *err)
 {
-    size_t a = 0, b = 0;
+    size_t a = 0, b = 0, prefix = sizeof SOURCE_PREFIX - 1;
     while (a < then_bytes || b < now_bytes) {
-        identity_line x = next_line(then, then_bytes, &a), y = next_line(now, now_bytes, &b);
-        if (!is_same(x.key, x.key_len, y.key, y.key_len) ||
-            !is_same(x.value, x.value_len, y.value, y.value_len))
-            return refuse(&x, &y, out, err);
+        const identity_line x = next_line(then, then_bytes, &a), y = next_line(now, now_bytes, &b);
+        const int same_key = is_same(x.key, x.key_len, y.key, y.key_len);
+        if (same_key && is_same(x.value, x.value_len, y.value, y.value_len))
+            continue;
+        const identity_line *named = y.key_len ? &y : &x;
+        const int is_source =
+            named->key_len > prefix && memcmp(named->key, SOURCE_PREFIX, prefix) == 0;
+        const qc_status code = is_source ? QC_ERR_INPUT : QC_ERR_USAGE;
+        if (same_key)
+            QC_FAIL(err, code,
+                    "%s holds an interrupted conversion that this one cannot continue: %.*s was "
+                    "'%.*s' then and is '%.*s' now" QC_RESTART_ADVICE,
+                    out, shown(named->key_len), named->key, shown(x.value_len), x.value,
+                    shown(y.value_len), y.value);
+        QC_FAIL(err, code,
+                "%s holds an interrupted conversion that this one cannot continue: it had %.*s "
+                "'%.*s' where this one has %.*s '%.*s'" QC_RESTART_ADVICE,
+                out, shown(x.key_len), x.key, shown(x.value_len), x.value, shown(y.key_len), y.key,
+                shown(y.value_len), y.value);
     }
     return QC_OK;
 }
