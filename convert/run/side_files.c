@@ -2,7 +2,6 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "convert/fit/device_map.h"
 #include "convert/model/recipe_skip.h"
 #include "formats/json_writer.h"
 
@@ -323,7 +322,7 @@ static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_pla
 }
 
 static qc_status stage(qc_output_dir *d, qc_manifest_file *f, const qc_plan *plan,
-                       qc_side_kind kind, qc_error *err)
+                       qc_side_kind kind, const char *device_map, qc_error *err)
 {
     const char *from = NULL;
     qc_strbuf text;
@@ -334,8 +333,9 @@ static qc_status stage(qc_output_dir *d, qc_manifest_file *f, const qc_plan *pla
         return qc_output_dir_copy(d, f->path, from, &f->bytes, &f->digest, err);
     }
     qc_strbuf_init(&text, SIDE_TEXT_MAX);
-    qc_status st = kind == QC_SIDE_CONFIG ? qc_config_make(&text, plan, err)
-                                          : qc_device_map_text(&text, d->arena, plan->fit, err);
+    qc_status st = kind == QC_SIDE_CONFIG
+                       ? qc_config_make(&text, plan, err)
+                       : qc_strbuf_add(&text, device_map, strlen(device_map), err);
     if (st == QC_OK) {
         f->bytes = text.len;
         f->digest = qc_digest_bytes(text.data, text.len);
@@ -362,7 +362,7 @@ qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *aren
         list[n].kind = QC_SIDE_INDEX;
         QC_TRY(qc_layout_index_name(&list[n++].name, arena, plan->layout.shards[0].name, err));
     }
-    if (plan->fit)
+    if (plan->device_names)
         list[n++] = (qc_side_file){QC_DEVICE_MAP_NAME, QC_SIDE_DEVICE_MAP};
     if (n > 0)
         qsort(list, n, sizeof *list, qc_by_text);
@@ -371,15 +371,15 @@ qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *aren
     return QC_OK;
 }
 
-qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest_file **files,
-                              size_t *count, qc_error *err)
+qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const char *device_map,
+                              qc_manifest_file **files, size_t *count, qc_error *err)
 {
     qc_side_file *side = NULL;
     QC_TRY(qc_side_files_list(&side, count, d->arena, plan, err));
     QC_TRY(qc_arena_alloc(d->arena, files, *count, sizeof **files, err));
     for (size_t i = 0; i < *count; i++) {
         (*files)[i].path = side[i].name;
-        QC_TRY(stage(d, &(*files)[i], plan, side[i].kind, err));
+        QC_TRY(stage(d, &(*files)[i], plan, side[i].kind, device_map, err));
     }
     return QC_OK;
 }

@@ -46,8 +46,10 @@ typedef struct {
 /* Lists the side files, sorted, in the arena, before any of them is made. */
 QC_NODISCARD qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *arena,
                                           const qc_plan *plan, qc_error *err);
-/* Stages all of them in d. files (in the arena of d) is what the manifest lists. */
+/* Stages all of them in d. files (in the arena of d) is what the manifest lists. device_map is the
+ * text of device_map.json, for a plan with a placement. */
 QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan,
-                                           qc_manifest_file **files, size_t *count, qc_error *err);
+                                           const char *device_map, qc_manifest_file **files,
+                                           size_t *count, qc_error *err);
 
 #endif
