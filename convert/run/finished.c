@@ -271,7 +271,7 @@ static qc_status compare_some(qc_team *team, unsigned index, void *ctx, qc_error
 }
 
 qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m, const qc_plan *plan,
-                                    const uint32_t *part_of, unsigned index, qc_error *err)
+                                    qc_share share, qc_error *err)
 {
     const qc_call *call = plan->call;
     comparison c = {.plan = plan, .tensors = m->tensors};
@@ -285,7 +285,7 @@ qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m, const qc_pl
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
         uint32_t tensor = plan->layout.shards[0].order[i];
         const qc_job *j = job_of(plan, i);
-        if ((part_of && part_of[qc_plan_tensor(plan, tensor).shard] != index) ||
+        if (!qc_share_has(share, qc_plan_tensor(plan, tensor).shard) ||
             plan->outputs[tensor].role != QC_ROLE_TENSOR_MAIN || j->entry->transpose)
             continue;
         rows[c.count++] = i;
@@ -301,8 +301,8 @@ qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m, const qc_pl
     return st;
 }
 
-qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
-                                  const uint32_t *part_of, unsigned index, qc_error *err)
+qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan, qc_share share,
+                                  qc_error *err)
 {
     qc_arena arena;
     qc_manifest m;
@@ -310,7 +310,7 @@ qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *pla
     qc_arena_init(&arena);
     qc_status st = qc_manifest_load(&m, &arena, out, err);
     if (st == QC_OK)
-        st = qc_manifest_is_of_weights(same, &m, plan, part_of, index, err);
+        st = qc_manifest_is_of_weights(same, &m, plan, share, err);
     else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK)
         st = QC_OK;
     qc_arena_deinit(&arena);
@@ -450,7 +450,7 @@ static qc_status compare_output(int *same, qc_difference *why, const qc_manifest
         QC_TRY(same_calibration(same, why, m, plan, err));
     if (!*same || look == QC_LOOK_FILES)
         return QC_OK;
-    QC_TRY(qc_manifest_is_of_weights(same, m, plan, NULL, 0, err));
+    QC_TRY(qc_manifest_is_of_weights(same, m, plan, QC_SHARE_ALL, err));
     if (!*same)
         (void)differ(why, "it was made of another model, whose weights are not these");
     return QC_OK;
