@@ -26,12 +26,6 @@ static int is_lock_name(const char *name)
     return strcmp(name, QC_LOCK_NAME) == 0 || begins_with(name, QC_LOCK_NAME "-");
 }
 
-static int is_own_name(const char *name)
-{
-    return is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) ||
-           begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
-}
-
 /* Manifests tell which files have moved. */
 static int is_lock_or_manifest(const char *name)
 {
@@ -229,8 +223,10 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
 static qc_status staged_name(const qc_output_dir *d, const char *name, const char **staged,
                              qc_error *err)
 {
+    const int is_taken = is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) ||
+                         begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
     return qc_arena_printf(d->arena, staged, err, QC_STAGING_NAME "/%s%s",
-                           is_own_name(name) ? ASIDE_NAME "/" : "", name);
+                           is_taken ? ASIDE_NAME "/" : "", name);
 }
 
 /* Gives the folder part of a name, or "" where it has none. */

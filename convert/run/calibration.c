@@ -88,12 +88,18 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
 
 /* ---- the stage ---- */
 
-/* Writes what the store's weights were made for: this conversion, calibrated in this way. */
-static qc_status store_identity(const char **out, const qc_plan *plan, qc_error *err)
+qc_status qc_calibration_open(qc_calibration *s, qc_pipeline *p, qc_output_dir *d, qc_error *err)
 {
-    const char *calibration = NULL;
+    const qc_plan *plan = p->plan;
+    const char *calibration = NULL, *identity = NULL;
     char hex[QC_DIGEST_HEX_BYTES];
     qc_strbuf all;
+    uint32_t kept = 0, lost = 0;
+    *s = QC_CALIBRATION_NONE;
+    s->p = p;
+    if (!qc_calibrates(&plan->options->calibrate))
+        return QC_OK;
+    /* What the store's weights were made for: this conversion, calibrated in this way. */
     QC_TRY(qc_calibrate_identity(&calibration, plan, err));
     qc_strbuf_init(&all, SIZE_MAX / 2);
     qc_status st = qc_identity_make(&all, plan, 1, err);
@@ -101,58 +107,45 @@ static qc_status store_identity(const char **out, const qc_plan *plan, qc_error 
     qc_strbuf_deinit(&all);
     QC_TRY(st);
     qc_digest_hex(&digest, hex);
-    return qc_arena_printf(plan->arena, out, err, "conversion=%s\ncalibration=%s", hex,
-                           calibration);
-}
-
-qc_status qc_calibration_open(qc_calibration *s, qc_pipeline *p, qc_output_dir *d, qc_error *err)
-{
-    const char *identity = NULL;
-    uint32_t lost = 0;
-    *s = QC_CALIBRATION_NONE;
-    s->plan = p->plan;
-    if (!qc_calibrates(&p->plan->options->calibrate))
-        return QC_OK;
-    QC_TRY(store_identity(&identity, p->plan, err));
-    QC_TRY(qc_calibrated_open(&s->store, p->plan, d, identity, &s->kept, err));
+    QC_TRY(qc_arena_printf(plan->arena, &identity, err, "conversion=%s\ncalibration=%s", hex,
+                           calibration));
+    QC_TRY(qc_calibrated_open(&s->store, plan, d, identity, &kept, err));
     p->calibrated = s->store;
     const char *text = qc_calibrated_done(s->store, &lost);
     if (text)
-        QC_TRY(read_report(&s->report, p->plan, text, &s->known, err));
-    if (s->kept > 0 || lost > 0)
-        qc_console_detail(p->plan->call, 1,
+        QC_TRY(read_report(&s->report, plan, text, &s->known, err));
+    if (kept > 0 || lost > 0)
+        qc_console_detail(plan->call, 1,
                           "%" PRIu32 " weights were calibrated before%s, and %" PRIu32
                           " of them were damaged since",
-                          s->kept, text ? ", which was all" : "", lost);
+                          kept, text ? ", which was all" : "", lost);
     return QC_OK;
 }
 
-int qc_calibration_is_due(const qc_calibration *s, const qc_pipeline *p)
+int qc_calibration_is_due(const qc_calibration *s)
 {
     uint32_t lost = 0;
     if (!s->store)
         return 0;
     if (!qc_calibrated_done(s->store, &lost) || !s->known)
         return 1;
-    for (uint32_t i = 0; lost > 0 && i < p->plan->job_count; i++) {
-        if (qc_calibrated_is_lost(s->store, i) && !p->jobs[i].kept)
+    for (uint32_t i = 0; lost > 0 && i < s->p->plan->job_count; i++) {
+        if (qc_calibrated_is_lost(s->store, i) && !s->p->jobs[i].kept)
             return 1;
     }
     return 0;
 }
 
-uint64_t qc_calibration_room(const qc_calibration *s, const qc_pipeline *p)
+uint64_t qc_calibration_room(const qc_calibration *s)
 {
-    return qc_calibration_is_due(s, p) ? qc_calibrated_bytes(s->plan, s->store) : 0;
+    return qc_calibration_is_due(s) ? qc_calibrated_bytes(s->p->plan, s->store) : 0;
 }
 
-qc_status qc_calibration_run(qc_calibration *s, const qc_pipeline *p, qc_error *err)
+qc_status qc_calibration_run(qc_calibration *s, qc_error *err)
 {
     qc_strbuf text;
-    if (!qc_calibration_is_due(s, p))
-        return QC_OK;
     memset(&s->report, 0, sizeof s->report);
-    QC_TRY(qc_calibrate_run(&s->report, s->plan, s->store, err));
+    QC_TRY(qc_calibrate_run(&s->report, s->p->plan, s->store, err));
     qc_strbuf_init(&text, (size_t)1 << 16);
     qc_status st = write_report(&s->report, &text, err);
     if (st == QC_OK)
@@ -167,16 +160,17 @@ uint32_t qc_calibration_count(const qc_calibration *s)
     return s->store ? qc_calibrated_count(s->store) : 0;
 }
 
-void qc_calibration_tell(const qc_calibration *s, const qc_pipeline *p, qc_convert_report *report)
+void qc_calibration_tell(const qc_calibration *s, qc_convert_report *report)
 {
     qc_manifest_outputs sums = {0, 0};
     uint32_t count = 0;
     if (!s->known)
         return;
-    for (uint32_t i = 0; i < p->plan->job_count; i++) {
-        if (p->jobs[i].outputs.rounded > 0) {
-            sums.rounded += p->jobs[i].outputs.rounded;
-            sums.calibrated += p->jobs[i].outputs.calibrated;
+    for (uint32_t i = 0; i < s->p->plan->job_count; i++) {
+        const qc_feedback_result *found = &s->p->jobs[i].outputs;
+        if (found->rounded > 0) {
+            sums.rounded += found->rounded;
+            sums.calibrated += found->calibrated;
             count++;
         }
     }

@@ -39,7 +39,7 @@ typedef struct {
 
 static qc_status check_room(const conversion *c, qc_error *err)
 {
-    return qc_room_check(c->part, &c->d.root, qc_calibration_room(&c->calibrate, &c->p), err);
+    return qc_room_check(c->part, &c->d.root, qc_calibration_room(&c->calibrate), err);
 }
 
 /* m is the manifest, or NULL while parts are to come. Then the results are those of this part. */
@@ -279,47 +279,6 @@ static void watch_end(watch *w)
     pthread_mutex_destroy(&w->lock);
 }
 
-/* Finishes, after everything that this process has to make is made. The process may be the last of
- * several parts. *whole says that it completed OUT; m is then the manifest of OUT. */
-static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_report *report,
-                          qc_error *err)
-{
-    qc_part_run *part = c->part;
-    qc_manifest_file *files = NULL;
-    size_t file_count = 0;
-    qc_digest digest;
-    int done = 0;
-    *whole = 0;
-    QC_TRY(qc_part_look_around(part, &c->p, c->resume, &report->complete_meanwhile, err));
-    if (report->complete_meanwhile || part->left_count > 0)
-        return QC_OK;
-    *whole = 1;
-    if (part->committing)
-        QC_TRY(finish_commit(c, &part->manifest, m, &done, err));
-    if (done)
-        return QC_OK;
-    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->device_map, &files, &file_count, err));
-    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
-    if (c->calibrate.known)
-        QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
-    QC_TRY(qc_source_files_check(c->plan, err));
-    QC_TRY(qc_manifest_stage(&c->d, m, &digest, err));
-    QC_TRY(qc_resume_commit(c->resume, &digest, err));
-    return qc_output_dir_move(&c->d, err);
-}
-
-/* Takes what an earlier run left, and makes the rest. */
-static qc_status make(conversion *c, qc_error *err)
-{
-    QC_TRY(check_kept(c, err));
-    if (qc_calibration_is_due(&c->calibrate, &c->p)) {
-        QC_TRY(check_room(c, err));
-        QC_TRY(qc_calibration_run(&c->calibrate, &c->p, err));
-    }
-    QC_TRY(check_room(c, err));
-    return run_pipeline(c, err);
-}
-
 static void fill_part(const conversion *c, qc_convert_report *r)
 {
     const qc_part_run *part = c->part;
@@ -331,21 +290,47 @@ static void fill_part(const conversion *c, qc_convert_report *r)
         qc_parts_fill_report(r, c->plan, part->share);
 }
 
-/* Takes what an earlier run left, makes the rest, and completes OUT. *done says that m is its
- * manifest. */
+/* Takes what an earlier run left, makes the rest, and completes OUT, unless parts are to come.
+ * *done says that OUT is complete, and that m is its manifest. */
 static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_report *report,
                        qc_error *err)
 {
     const qc_resume_found *found = qc_resume_found_of(c->resume);
+    qc_part_run *part = c->part;
+    qc_manifest_file *files = NULL;
+    size_t file_count = 0;
+    qc_digest digest;
     *done = 0;
-    if (c->part->rank.count == 1 && found->committing)
+    if (part->rank.count == 1 && found->committing)
         QC_TRY(finish_commit(c, &found->manifest, m, done, err));
     if (*done)
         return QC_OK;
-    if (!qc_part_is_done(c->part, &c->p, c->resume))
-        QC_TRY(make(c, err));
+    if (!qc_part_is_done(part, &c->p, c->resume)) {
+        QC_TRY(check_kept(c, err));
+        if (qc_calibration_is_due(&c->calibrate)) {
+            QC_TRY(check_room(c, err));
+            QC_TRY(qc_calibration_run(&c->calibrate, err));
+        }
+        QC_TRY(check_room(c, err));
+        QC_TRY(run_pipeline(c, err));
+    }
     c->made = 1;
-    return complete(c, m, done, report, err);
+    QC_TRY(qc_part_look_around(part, &c->p, c->resume, &report->complete_meanwhile, err));
+    if (report->complete_meanwhile || part->left_count > 0)
+        return QC_OK;
+    if (part->committing)
+        QC_TRY(finish_commit(c, &part->manifest, m, done, err));
+    if (*done)
+        return QC_OK;
+    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->device_map, &files, &file_count, err));
+    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
+    if (c->calibrate.known)
+        QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
+    QC_TRY(qc_source_files_check(c->plan, err));
+    QC_TRY(qc_manifest_stage(&c->d, m, &digest, err));
+    QC_TRY(qc_resume_commit(c->resume, &digest, err));
+    *done = 1;
+    return qc_output_dir_move(&c->d, err);
 }
 
 static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
@@ -386,7 +371,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     watch_end(&w);
     QC_TRY(st);
     report->found = *qc_resume_found_of(c->resume);
-    qc_calibration_tell(&c->calibrate, &c->p, report);
+    qc_calibration_tell(&c->calibrate, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
     return QC_OK;

@@ -95,39 +95,6 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
         add_number(out, "--tp", f->tensor_parallel);
 }
 
-static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *err)
-{
-    char hex[QC_DIGEST_HEX_BYTES];
-    qc_digest digest = qc_digest_bytes(m->config_text, m->config_len);
-    qc_digest_hex(&digest, hex);
-    add_text(out, SOURCE_PREFIX "config", m->config ? hex : "none");
-    for (size_t i = 0; i < m->file_count; i++) {
-        const qc_checkpoint_file *f = &m->files[i];
-        QC_TRY(qc_checkpoint_head_digest(m, i, &digest, err));
-        qc_digest_hex(&digest, hex);
-        qc_strbuf_putf(out, SOURCE_PREFIX "%zu=", i + 1);
-        add_escaped(out, f->name);
-        qc_strbuf_putf(out, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex);
-    }
-    return QC_OK;
-}
-
-/* Adapters have no names here: the same one may lie elsewhere when the conversion goes on. */
-static void add_adapters(qc_strbuf *out, const qc_checkpoint *m)
-{
-    size_t count = 0;
-    const qc_attached_adapter *a = qc_adapters_of(m, &count);
-    qc_strbuf_puts(out, count ? "--lora=" : "--lora=not given");
-    for (size_t i = 0; i < count; i++) {
-        char config[QC_DIGEST_HEX_BYTES], weights[QC_DIGEST_HEX_BYTES];
-        qc_digest_hex(&a[i].adapter->config_digest, config);
-        qc_digest_hex(&a[i].adapter->weights_digest, weights);
-        qc_strbuf_putf(out, "%sweights %s, config %s, times %.17g", i ? "; " : "", weights, config,
-                       a[i].scale);
-    }
-    qc_strbuf_puts(out, "\n");
-}
-
 static void hash_u64(qc_digest_state *h, uint64_t v)
 {
     unsigned char b[8];
@@ -194,7 +161,10 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count, qc_error *err)
 {
     const qc_calibrate_options *o = &plan->options->calibrate;
+    const qc_checkpoint *m = plan->model;
+    char hex[QC_DIGEST_HEX_BYTES], weights[QC_DIGEST_HEX_BYTES];
     const char *calibration = NULL;
+    size_t count = 0;
     add_number(out, "format", QC_RESUME_FORMAT);
     add_text(out, "qconv", QCONV_VERSION);
     add_number(out, "parts", part_count);
@@ -208,8 +178,27 @@ qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_co
     }
     if (plan->options->compress)
         add_text(out, "zstd", qc_frame_library_version());
-    add_adapters(out, plan->model);
-    QC_TRY(add_source(out, plan->model, err));
+    /* Adapters have no names here: the same one may lie elsewhere when the conversion goes on. */
+    const qc_attached_adapter *a = qc_adapters_of(m, &count);
+    qc_strbuf_puts(out, count ? "--lora=" : "--lora=not given");
+    for (size_t i = 0; i < count; i++) {
+        qc_digest_hex(&a[i].adapter->config_digest, hex);
+        qc_digest_hex(&a[i].adapter->weights_digest, weights);
+        qc_strbuf_putf(out, "%sweights %s, config %s, times %.17g", i ? "; " : "", weights, hex,
+                       a[i].scale);
+    }
+    qc_strbuf_puts(out, "\n");
+    qc_digest digest = qc_digest_bytes(m->config_text, m->config_len);
+    qc_digest_hex(&digest, hex);
+    add_text(out, SOURCE_PREFIX "config", m->config ? hex : "none");
+    for (size_t i = 0; i < m->file_count; i++) {
+        const qc_checkpoint_file *f = &m->files[i];
+        QC_TRY(qc_checkpoint_head_digest(m, i, &digest, err));
+        qc_digest_hex(&digest, hex);
+        qc_strbuf_putf(out, SOURCE_PREFIX "%zu=", i + 1);
+        add_escaped(out, f->name);
+        qc_strbuf_putf(out, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex);
+    }
     QC_TRY(add_plan(out, plan, err));
     return qc_strbuf_status(out, err);
 }

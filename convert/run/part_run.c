@@ -24,21 +24,6 @@
 
 /* ---- Turns ---------------------------------------------------------------------------------- */
 
-/* The process that has the turn may be stopped. Then this one waits until somebody does something
- * about it, so it says which process that is. */
-static void tell_holder(const qc_call *call, const qc_file *turn)
-{
-    long pid = qc_dir_lock_holder(turn);
-    if (pid > 0)
-        qc_console_warn(call, "waiting for process %ld, which holds the lock of %s", pid,
-                        turn->path);
-    else
-        qc_console_warn(call,
-                        "waiting for another process, perhaps of another machine, which holds "
-                        "the lock of %s",
-                        turn->path);
-}
-
 qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
                             const qc_call *call, int *gone, qc_error *err)
 {
@@ -55,8 +40,17 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
         if (st == QC_OK)
             st = qc_dir_lock_try(turn, 0, &busy, err);
         if (st == QC_OK && busy && !is_told && qc_clock_ns() - begin_ns >= PATIENCE_NS) {
+            /* That process may be stopped, and then somebody has to do something about it. */
+            long pid = qc_dir_lock_holder(turn);
             is_told = 1;
-            tell_holder(call, turn);
+            if (pid > 0)
+                qc_console_warn(call, "waiting for process %ld, which holds the lock of %s", pid,
+                                turn->path);
+            else
+                qc_console_warn(call,
+                                "waiting for another process, perhaps of another machine, which "
+                                "holds the lock of %s",
+                                turn->path);
         }
         if (st == QC_OK && busy)
             qc_dir_lock_pause();

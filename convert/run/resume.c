@@ -379,49 +379,46 @@ qc_status qc_resume_path(qc_arena *arena, const char **out, const char *staging,
                            part_count);
 }
 
-static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_count, qc_error *err)
-{
-    const qc_checkpoint *m = r->p->plan->model;
-    QC_TRY(qc_resume_path(&r->arena, &r->path, r->d->staging, part_index, part_count, err));
-    QC_TRY(qc_identity_make(&r->identity, r->p->plan, part_count, err));
-    QC_TRY(qc_arena_alloc(&r->arena, &r->times, m->file_count, sizeof *r->times, err));
-    QC_TRY(qc_arena_alloc(&r->arena, &r->times_now, m->file_count, sizeof *r->times_now, err));
-    for (size_t i = 0; i < m->file_count; i++)
-        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
-    qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
-    if (st == QC_ERR_UNSUPPORTED)
-        QC_FAIL(err, st,
-                "%s: the journal of an interrupted conversion does not begin as one of this "
-                "version of qconv does: it is damaged, or of another version" QC_RESTART_ADVICE,
-                r->path);
-    QC_TRY(st);
-    if (!r->has_identity) {
-        QC_TRY(qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data, r->identity.len,
-                                 err));
-        QC_TRY(qc_resume_add_times(r, err));
-        return qc_journal_sync(r->journal, err);
-    }
-    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
-        r->begun_before += r->p->jobs[i].begun != 0;
-    r->found.continued = r->has_work;
-    qc_resume_count(r);
-    return QC_OK;
-}
-
 qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsigned part_index,
                          unsigned part_count, qc_error *err)
 {
-    *out = NULL;
+    const qc_checkpoint *m = p->plan->model;
     qc_resume *r = NULL;
+    qc_status st = QC_OK;
+    *out = NULL;
     QC_TRY(qc_calloc(&r, 1, sizeof(qc_resume), err));
     r->p = p;
     r->d = d;
     qc_arena_init(&r->arena);
     qc_strbuf_init(&r->identity, IDENTITY_MAX);
-    qc_status st = open_journal(r, part_index, part_count, err);
-    if (st != QC_OK) {
-        qc_resume_close(r);
-        return st;
+    QC_TRY_GOTO(st, failed,
+                qc_resume_path(&r->arena, &r->path, d->staging, part_index, part_count, err));
+    QC_TRY_GOTO(st, failed, qc_identity_make(&r->identity, p->plan, part_count, err));
+    QC_TRY_GOTO(st, failed,
+                qc_arena_alloc(&r->arena, &r->times, m->file_count, sizeof *r->times, err));
+    QC_TRY_GOTO(st, failed,
+                qc_arena_alloc(&r->arena, &r->times_now, m->file_count, sizeof *r->times, err));
+    for (size_t i = 0; i < m->file_count; i++)
+        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
+    st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
+    if (st == QC_ERR_UNSUPPORTED)
+        st = QC_ERROR(
+            err, st,
+            "%s: the journal of an interrupted conversion does not begin as one of this "
+            "version of qconv does: it is damaged, or of another version" QC_RESTART_ADVICE,
+            r->path);
+    QC_TRY_GOTO(st, failed, st);
+    if (!r->has_identity) {
+        QC_TRY_GOTO(st, failed,
+                    qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data,
+                                      r->identity.len, err));
+        QC_TRY_GOTO(st, failed, qc_resume_add_times(r, err));
+        QC_TRY_GOTO(st, failed, qc_journal_sync(r->journal, err));
+    } else {
+        for (uint32_t i = 0; i < p->plan->job_count; i++)
+            r->begun_before += p->jobs[i].begun != 0;
+        r->found.continued = r->has_work;
+        qc_resume_count(r);
     }
     r->recorder = (qc_recorder){.ctx = r,
                                 .journal = r->journal,
@@ -432,6 +429,9 @@ qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsi
     p->recorder = &r->recorder;
     *out = r;
     return QC_OK;
+failed:
+    qc_resume_close(r);
+    return st;
 }
 
 void qc_resume_close(qc_resume *r)

@@ -102,21 +102,6 @@ static int same_group(const qc_job *a, const qc_job *b)
     return a->scheme == b->scheme && a->block_elems == b->block_elems;
 }
 
-/* The number of groups; first[g] is the first job of group g. */
-static uint32_t find_groups(const qc_plan *plan, const qc_job **first)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        uint32_t g = 0;
-        while (g < count && !same_group(first[g], j))
-            g++;
-        if (qc_scheme_is_quantized(j->scheme) && g == count && count < GROUPS_MAX)
-            first[count++] = j;
-    }
-    return count;
-}
-
 static const char *format_word(const qc_job *j)
 {
     return qc_schemes[j->scheme].role_tensors >> QC_ROLE_TENSOR_SHAPE & 1 ? "pack-quantized"
@@ -160,8 +145,16 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
 {
     const qc_job *first[GROUPS_MAX] = {NULL};
     char name[32];
-    uint32_t count = find_groups(plan, first);
+    uint32_t count = 0;
     int mixed = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        uint32_t g = 0;
+        while (g < count && !same_group(first[g], j))
+            g++;
+        if (qc_scheme_is_quantized(j->scheme) && g == count && count < GROUPS_MAX)
+            first[count++] = j;
+    }
     qc_json_begin_object(w, "config_groups");
     for (uint32_t g = 0; g < count; g++) {
         const qc_job *j = first[g];
@@ -253,41 +246,35 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     return QC_OK;
 }
 
-static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, size_t count,
-                             uint64_t total_bytes, qc_error *err)
-{
-    qc_json_writer w;
-    qc_index_entry e;
-    qc_json_begin_text(&w, &out->text, err);
-    qc_json_begin_object(&w, "metadata");
-    qc_json_put_u64(&w, "total_size", total_bytes);
-    qc_json_end(&w);
-    qc_json_begin_object(&w, "weight_map");
-    for (size_t i = 0; i < count; i++) {
-        QC_TRY(row(ctx, i, &e, err));
-        qc_json_put_text(&w, e.name, e.file);
-        if (w.st == QC_OK)
-            w.st = qc_text_file_step(out, err);
-    }
-    qc_json_end(&w);
-    return qc_json_end_text(&w);
-}
-
 qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,
                          qc_index_row_fn row, void *ctx, size_t count, uint64_t total_bytes,
                          qc_error *err)
 {
     qc_text_file out = QC_TEXT_FILE_NONE;
     const char *path = NULL, *name = NULL;
+    qc_json_writer w;
+    qc_index_entry e;
     QC_TRY(qc_layout_index_name(&name, d->arena, shard, err));
     QC_TRY(qc_output_dir_stage(d, name, &path, err));
     qc_status st = qc_text_file_open(&out, path, err);
-    if (st == QC_OK)
-        st = write_index(&out, row, ctx, count, total_bytes, err);
-    if (st == QC_OK)
-        st = qc_text_file_finish(&out, err);
-    if (st == QC_OK)
-        *f = (qc_manifest_file){name, out.bytes, qc_text_file_digest(&out)};
+    if (st != QC_OK)
+        return st;
+    qc_json_begin_text(&w, &out.text, err);
+    qc_json_begin_object(&w, "metadata");
+    qc_json_put_u64(&w, "total_size", total_bytes);
+    qc_json_end(&w);
+    qc_json_begin_object(&w, "weight_map");
+    for (size_t i = 0; i < count; i++) {
+        QC_TRY_GOTO(st, done, row(ctx, i, &e, err));
+        qc_json_put_text(&w, e.name, e.file);
+        if (w.st == QC_OK)
+            w.st = qc_text_file_step(&out, err);
+    }
+    qc_json_end(&w);
+    QC_TRY_GOTO(st, done, qc_json_end_text(&w));
+    QC_TRY_GOTO(st, done, qc_text_file_finish(&out, err));
+    *f = (qc_manifest_file){name, out.bytes, qc_text_file_digest(&out)};
+done:
     qc_text_file_deinit(&out);
     return st;
 }
