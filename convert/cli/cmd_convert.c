@@ -159,7 +159,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     report->scale = qc_scale_name(&o->convert.plan.recipe);
     report->dry_run = o->convert.dry_run;
     report->compressed = o->convert.plan.compress;
-    qc_parts_fill_report(report, plan, NULL, 0);
+    qc_parts_fill_report(report, plan, QC_SHARE_ALL);
     QC_TRY(settle_loaders(report, plan, o, plan == &placed.plan ? &placed.fit : NULL, err));
     QC_TRY(qc_calibrate_choose(plan, o->devices, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
@@ -167,12 +167,12 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         if (o->out)
             QC_TRY(qc_output_check(o->call.arena, o->out, o->model, o->convert.force, NULL, err));
         if (o->out)
-            QC_TRY(qc_output_preview(plan, &part, err));
+            QC_TRY(qc_output_preview(&part, err));
         warn_of_straddling(plan, o);
         if (qc_calibrates(&plan->options->calibrate)) /* checks that all of it is there */
             QC_TRY(qc_calibrate_run(&report->calibration, plan, NULL, err));
         QC_TRY(qc_plan_print(plan, report, err));
-        return o->out ? qc_output_preview_room(plan, &part, err) : QC_OK;
+        return o->out ? qc_output_preview_room(&part, err) : QC_OK;
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->convert.plan.recipe.to) &&
         o->convert.plan.recipe.to != QC_TO_AUTO)
@@ -189,7 +189,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     if (plan->device_names)
         st = qc_device_map_text(&device_map, o->call.arena, &placed.fit, err);
     if (st == QC_OK)
-        st = qc_convert_run(plan, &part, device_map.data, report, err);
+        st = qc_convert_run(&part, device_map.data, report, err);
     qc_strbuf_deinit(&device_map);
     QC_TRY(st);
     warn_of_straddling(plan, o);

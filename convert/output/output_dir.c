@@ -27,12 +27,6 @@ static int is_lock_name(const char *name)
     return strcmp(name, QC_LOCK_NAME) == 0 || begins_with(name, QC_LOCK_NAME "-");
 }
 
-static int is_own_name(const char *name)
-{
-    return is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) ||
-           begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
-}
-
 /* Manifests tell which files have moved. */
 static int is_lock_or_manifest(const char *name)
 {
@@ -230,8 +224,10 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
 static qc_status staged_name(const qc_output_dir *d, const char *name, const char **staged,
                              qc_error *err)
 {
+    const int is_taken = is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) ||
+                         begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
     return qc_arena_printf(d->arena, staged, err, QC_STAGING_NAME "/%s%s",
-                           is_own_name(name) ? ASIDE_NAME "/" : "", name);
+                           is_taken ? ASIDE_NAME "/" : "", name);
 }
 
 /* Gives the folder part of a name, or "" where it has none. */
@@ -259,20 +255,10 @@ qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *byte
     return qc_file_put(path, bytes, len, err);
 }
 
-/* Syncing the manifest makes the names in the staging folder itself durable, but not those in its
- * folders. */
-static qc_status sync_own_folder(const qc_output_dir *d, const char *name, qc_error *err)
-{
-    const char *staged = NULL, *folder = NULL;
-    QC_TRY(staged_name(d, name, &staged, err));
-    QC_TRY(folder_of(d->arena, &folder, staged, err));
-    return strcmp(folder, QC_STAGING_NAME) == 0 ? QC_OK : qc_beneath_sync(&d->root, folder, err);
-}
-
 qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from, uint64_t *bytes,
                              qc_digest *digest, qc_error *err)
 {
-    const char *path = NULL;
+    const char *path = NULL, *staged = NULL, *folder = NULL;
     qc_file in = QC_FILE_CLOSED, out = QC_FILE_CLOSED;
     qc_digest_state *hash = NULL;
     void *buf = NULL;
@@ -292,7 +278,12 @@ qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *fro
     *digest = qc_digest_finish(hash);
     QC_TRY_GOTO(st, done, qc_file_sync(&out, err));
     QC_TRY_GOTO(st, done, qc_file_close(&out, err));
-    st = sync_own_folder(d, name, err);
+    /* Syncing the manifest makes the names in the staging folder itself durable, but not those in
+     * its folders. */
+    QC_TRY_GOTO(st, done, staged_name(d, name, &staged, err));
+    QC_TRY_GOTO(st, done, folder_of(d->arena, &folder, staged, err));
+    if (strcmp(folder, QC_STAGING_NAME) != 0)
+        st = qc_beneath_sync(&d->root, folder, err);
 done:
     qc_file_discard(&out);
     qc_file_discard(&in);
@@ -328,18 +319,6 @@ qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *
 }
 
 /* ---- files move to OUT, the manifest last ---------------------------------------------------- */
-
-/* Something may be in the way now that was not there when the run began. Whatever it is, what was
- * made stays, and the same command goes on once it is gone. */
-static qc_status look_at_names(qc_output_dir *d, qc_replace_plan *plan, qc_error *err)
-{
-    qc_output_sort_names(d->names.names, d->names.count);
-    qc_status st = qc_output_check_names(plan, d->arena, &d->root, &d->owned, d->names.names,
-                                         d->names.count, d->force, err);
-    if (st == QC_ERR_USAGE && err)
-        err->code = QC_ERR_IO;
-    return st == QC_ERR_USAGE ? QC_ERR_IO : st;
-}
 
 /* Moves the manifest of the old output to the staging folder, where it tells which files of OUT are
  * qconv's, should this process die. Then it removes the files that the manifest lists and the new
@@ -392,11 +371,16 @@ static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
 static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
 {
     qc_replace_plan plan;
-    qc_status st = look_at_names(d, &plan, err);
-    if (st != QC_OK && going_on)
-        d->moving = 1; /* some of it is in OUT */
-    QC_TRY(st);
-    d->moving = 1;
+    qc_output_sort_names(d->names.names, d->names.count);
+    qc_status st = qc_output_check_names(&plan, d->arena, &d->root, &d->owned, d->names.names,
+                                         d->names.count, d->force, err);
+    if (st == QC_OK || going_on) /* some of it is in OUT then */
+        d->moving = 1;
+    /* Something may be in the way now that was not there when the run began. Whatever it is, what
+     * was made stays, and the same command goes on once it is gone. */
+    if (st == QC_ERR_USAGE && err)
+        err->code = QC_ERR_IO;
+    QC_TRY(st == QC_ERR_USAGE ? QC_ERR_IO : st);
     QC_TRY(remove_old(d, &plan, err));
     QC_TRY(move_files(d, going_on, err));
     QC_TRY(qc_beneath_rename(&d->root, QC_STAGED_MANIFEST, QC_MANIFEST_NAME, err));
@@ -420,9 +404,9 @@ qc_status qc_output_dir_move_on(qc_output_dir *d, qc_error *err)
     const qc_manifest *m = &d->dead;
     d->names.count = 0;
     for (size_t i = 0; i < m->shard_count; i++) {
-        const char *name = m->shards[i].name;
-        if (m->compressed)
-            QC_TRY(qc_arena_printf(d->arena, &name, err, "%s.zst", name));
+        const char *name = NULL;
+        QC_TRY(qc_arena_printf(d->arena, &name, err, "%s%s", m->shards[i].name,
+                               qc_manifest_ending(m)));
         QC_TRY(qc_name_list_add(&d->names, name, err));
     }
     for (size_t i = 0; i < m->file_count; i++)
@@ -441,13 +425,6 @@ void qc_output_dir_leave(qc_output_dir *d)
     d->made_dir = 0;
 }
 
-/* Is this process alone, or the last one of several parts? */
-static int is_alone(const qc_output_dir *d)
-{
-    int busy = 0;
-    return d->parts == 1 || (qc_dir_lock_try(&d->lock, 0, &busy, NULL) == QC_OK && !busy);
-}
-
 static int is_no_journal(const char *name)
 {
     return !begins_with(name, JOURNAL_PREFIX) ||
@@ -459,22 +436,15 @@ static int is_no_part_lock(const char *name)
     return !begins_with(name, QC_LOCK_NAME "-");
 }
 
-/* Has OUT files of a run that died while it moved them, and no manifest? */
-static int is_half_moved(const qc_output_dir *d)
-{
-    qc_entry e;
-    if (d->owned.count == 0)
-        return 0;
-    return qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, NULL) != QC_OK ||
-           e.kind == QC_ENTRY_MISSING;
-}
-
 /* Removes the journals first, so that a process that dies while it removes the rest leaves nothing
  * that looks as if it could be continued. The lock goes last. */
 static void remove_staging(qc_output_dir *d)
 {
+    qc_entry e;
     qc_beneath_clear(&d->root, QC_STAGING_NAME, is_no_journal);
-    if (is_half_moved(d)) {
+    /* Has OUT files of a run that died while it moved them, and no manifest? */
+    if (d->owned.count > 0 && (qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, NULL) != QC_OK ||
+                               e.kind == QC_ENTRY_MISSING)) {
         qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_or_manifest);
         return;
     }
@@ -486,9 +456,12 @@ static void remove_staging(qc_output_dir *d)
 
 void qc_output_dir_abort(qc_output_dir *d)
 {
-    int made_dir = d->made_dir;
-    /* A lock that has lost its name is that of a folder which others have removed. */
-    if (d->staging && !d->moving && is_alone(d) && qc_dir_lock_has_its_name(&d->lock))
+    int made_dir = d->made_dir, busy = 0;
+    /* The last of several parts is alone, too. A lock that has lost its name is that of a folder
+     * which others have removed. */
+    if (d->staging && !d->moving &&
+        (d->parts == 1 || (qc_dir_lock_try(&d->lock, 0, &busy, NULL) == QC_OK && !busy)) &&
+        qc_dir_lock_has_its_name(&d->lock))
         remove_staging(d);
     qc_output_dir_leave(d);
     if (made_dir)

@@ -21,11 +21,6 @@ void qc_output_sort_names(const char **names, size_t count)
         qsort(names, count, sizeof *names, qc_by_text);
 }
 
-static int is_among(const char *name, const char *const *names, size_t count)
-{
-    return count > 0 && bsearch(&name, names, count, sizeof *names, qc_by_text) != NULL;
-}
-
 static int is_weights(const char *name)
 {
     static const char *const ends[] = {
@@ -72,25 +67,14 @@ qc_status qc_name_list_add(qc_name_list *l, const char *name, qc_error *err)
 
 /* ---- qconv's own files ----------------------------------------------------------------------- */
 
-static size_t first_owned(const qc_owned *o, const char *name)
-{
-    size_t low = 0, high = o->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (strcmp(o->files[middle].name, name) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static int is_owned(const qc_owned *owned, const char *name, const qc_entry *found)
 {
-    for (size_t i = first_owned(owned, name); i < owned->count; i++) {
-        const qc_owned_file *f = &owned->files[i];
-        if (strcmp(f->name, name) != 0)
-            return 0;
+    const qc_owned_file *end = owned->files + owned->count, *f = NULL;
+    if (owned->count > 0)
+        f = bsearch(&name, owned->files, owned->count, sizeof *owned->files, qc_by_text);
+    while (f && f > owned->files && strcmp(f[-1].name, name) == 0)
+        f--;
+    for (; f && f < end && strcmp(f->name, name) == 0; f++) {
         if (!f->is_shard || (found->kind == QC_ENTRY_FILE && found->bytes == f->bytes))
             return 1;
     }
@@ -127,29 +111,27 @@ qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root, const ch
     return st;
 }
 
+static qc_status add_owned(qc_owned *o, qc_arena *arena, const char *name, const char *ending,
+                           uint64_t bytes, int is_shard, qc_error *err)
+{
+    qc_owned_file *f = &o->files[o->count++];
+    f->bytes = bytes;
+    f->is_shard = is_shard;
+    return qc_arena_printf(arena, &f->name, err, "%s%s", name, ending);
+}
+
 /* Adds the files that a manifest lists, and for a compressed shard also its plain form, which
  * "zstd -d" leaves beside it. */
 static qc_status add_listed(qc_owned *o, qc_arena *arena, const qc_manifest *m, qc_error *err)
 {
     for (size_t i = 0; i < m->shard_count; i++) {
         const qc_manifest_shard *s = &m->shards[i];
-        qc_owned_file *f = &o->files[o->count++];
-        f->is_shard = 1;
-        f->bytes = s->content_bytes;
-        QC_TRY(qc_arena_strndup(arena, &f->name, s->name, strlen(s->name), err));
-        if (!m->compressed)
-            continue;
-        f = &o->files[o->count++];
-        f->is_shard = 1;
-        f->bytes = s->file_bytes;
-        QC_TRY(qc_arena_printf(arena, &f->name, err, "%s.zst", s->name));
+        QC_TRY(add_owned(o, arena, s->name, "", s->content_bytes, 1, err));
+        if (m->compressed)
+            QC_TRY(add_owned(o, arena, s->name, ".zst", s->file_bytes, 1, err));
     }
-    for (size_t i = 0; i < m->file_count; i++) {
-        qc_owned_file *f = &o->files[o->count++];
-        f->is_shard = 0;
-        f->bytes = m->files[i].bytes;
-        QC_TRY(qc_arena_strndup(arena, &f->name, m->files[i].path, strlen(m->files[i].path), err));
-    }
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(add_owned(o, arena, m->files[i].path, "", m->files[i].bytes, 0, err));
     return QC_OK;
 }
 
@@ -237,22 +219,6 @@ static qc_status check_blocked(const qc_file *root, const char *name, const qc_e
     return QC_OK;
 }
 
-static qc_status check_name(qc_name_list *replaced, const qc_file *root, const qc_owned *owned,
-                            const char *name, int force, qc_error *err)
-{
-    qc_entry e;
-    QC_TRY(qc_beneath_look(root, name, &e, err));
-    QC_TRY(check_blocked(root, name, &e, err));
-    if (e.kind == QC_ENTRY_MISSING || is_owned(owned, name, &e))
-        return QC_OK;
-    if (!force)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s/%s is a file that qconv did not write there, and the output has one of that "
-                "name; --force replaces it",
-                root->path, name);
-    return qc_name_list_add(replaced, name, err);
-}
-
 static qc_status find_deleted(qc_name_list *deleted, const qc_file *root, const qc_owned *owned,
                               const char *const *names, size_t count, qc_error *err)
 {
@@ -260,7 +226,8 @@ static qc_status find_deleted(qc_name_list *deleted, const qc_file *root, const 
     for (size_t i = 0; i < owned->count; i++) {
         const char *name = owned->files[i].name;
         qc_entry e;
-        if (strcmp(name, last) == 0 || is_among(name, names, count))
+        if (strcmp(name, last) == 0 ||
+            (count > 0 && bsearch(&name, names, count, sizeof *names, qc_by_text)))
             continue;
         last = name;
         QC_TRY(qc_beneath_look(root, name, &e, err));
@@ -280,8 +247,18 @@ qc_status qc_output_check_names(qc_replace_plan *plan, qc_arena *arena, const qc
     QC_TRY(qc_beneath_look(root, QC_MANIFEST_NAME, &e, err));
     QC_TRY(check_blocked(root, QC_MANIFEST_NAME, &e, err));
     QC_TRY(check_weights(arena, root, owned, err));
-    for (size_t i = 0; i < count; i++)
-        QC_TRY(check_name(&plan->replaced, root, owned, names[i], force, err));
+    for (size_t i = 0; i < count; i++) {
+        QC_TRY(qc_beneath_look(root, names[i], &e, err));
+        QC_TRY(check_blocked(root, names[i], &e, err));
+        if (e.kind == QC_ENTRY_MISSING || is_owned(owned, names[i], &e))
+            continue;
+        if (!force)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s/%s is a file that qconv did not write there, and the output has one of "
+                    "that name; --force replaces it",
+                    root->path, names[i]);
+        QC_TRY(qc_name_list_add(&plan->replaced, names[i], err));
+    }
     return find_deleted(&plan->deleted, root, owned, names, count, err);
 }
 
@@ -386,19 +363,6 @@ static qc_status see_foreign(void *ctx, const char *name, qc_error *err)
     return QC_OK;
 }
 
-static qc_status look_at_out(const qc_file *root, out_kind *kind, qc_error *err)
-{
-    int yes = 0;
-    *kind = OUT_FREE;
-    QC_TRY(is_file(&yes, root, QC_MANIFEST_NAME, err));
-    if (yes) {
-        *kind = OUT_QCONV;
-        return QC_OK;
-    }
-    QC_TRY(qc_beneath_list(root, "", see_foreign, kind, err));
-    return *kind == OUT_FOREIGN ? look_at_commit(root, kind, err) : QC_OK;
-}
-
 /* OUT may hold somebody else's files. Which of them would be in the way is known once the names of
  * the output are; weights are in the way in any case. */
 static qc_status check_out(qc_arena *arena, const char *out, int force, int *exists, qc_error *err)
@@ -407,6 +371,7 @@ static qc_status check_out(qc_arena *arena, const char *out, int force, int *exi
     qc_path_kind pk = QC_PATH_MISSING;
     qc_file root = QC_FILE_CLOSED;
     out_kind kind = OUT_FREE;
+    int yes = 0;
     QC_TRY(qc_path_stat(out, &pk, NULL, err));
     if (exists)
         *exists = pk != QC_PATH_MISSING;
@@ -415,7 +380,13 @@ static qc_status check_out(qc_arena *arena, const char *out, int force, int *exi
     if (pk != QC_PATH_DIR)
         QC_FAIL(err, QC_ERR_USAGE, "%s: expected a folder to write to, found a file", out);
     QC_TRY(qc_beneath_open(&root, out, err));
-    qc_status st = look_at_out(&root, &kind, err);
+    qc_status st = is_file(&yes, &root, QC_MANIFEST_NAME, err);
+    if (st == QC_OK && yes)
+        kind = OUT_QCONV;
+    else if (st == QC_OK)
+        st = qc_beneath_list(&root, "", see_foreign, &kind, err);
+    if (st == QC_OK && kind == OUT_FOREIGN)
+        st = look_at_commit(&root, &kind, err);
     if (st == QC_OK && kind == OUT_FOREIGN)
         st = check_weights(arena, &root, &nothing, err);
     qc_file_discard(&root);

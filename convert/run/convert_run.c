@@ -39,13 +39,7 @@ typedef struct {
 
 static qc_status check_room(const conversion *c, qc_error *err)
 {
-    qc_room room = {.plan = c->plan,
-                    .out = c->o->out,
-                    .part_of = c->part->part_of,
-                    .part_index = c->part->rank.index,
-                    .root = &c->d.root,
-                    .calibrated = qc_calibration_room(&c->calibrate, &c->p)};
-    return qc_room_check(&room, err);
+    return qc_room_check(c->part, &c->d.root, qc_calibration_room(&c->calibrate), err);
 }
 
 /* m is the manifest, or NULL while parts are to come. Then the results are those of this part. */
@@ -53,14 +47,14 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_pa
                          const qc_manifest *m)
 {
     const qc_plan *plan = p->plan;
-    const uint32_t *part_of = m ? NULL : part->part_of;
+    const qc_share share = m ? QC_SHARE_ALL : part->share;
     r->threads = p->threads;
     r->isa = qc_isa_name(p->ops->isa);
     r->device = p->devices->text;
     r->gpu_weights = atomic_load(&p->gpu_elems);
     r->side_files = m ? m->file_count : 0;
-    for (uint32_t i = 0; i < p->plan->layout.count; i++)
-        if (!part_of || part_of[i] == part->rank.index)
+    for (uint32_t i = 0; i < plan->layout.count; i++)
+        if (qc_share_has(share, i))
             r->bytes_out_stored += p->shards[i].file_bytes;
     /* Of two that are equally bad this takes the first in the order of the files. */
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
@@ -69,7 +63,7 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_pa
         const qc_job *j = &plan->jobs[o->job];
         const qc_tensor_error *e = &p->jobs[o->job].error;
         if (o->role != QC_ROLE_TENSOR_MAIN || !qc_scheme_is_quantized(j->scheme) ||
-            (part_of && part_of[qc_plan_tensor(plan, tensor).shard] != part->rank.index))
+            !qc_share_has_job(share, plan, j))
             continue;
         if (m)
             qc_console_detail(plan->call, 2,
@@ -86,31 +80,6 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_pa
 static void add_progress(void *progress, uint64_t bytes)
 {
     qc_progress_add(progress, bytes);
-}
-
-static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const qc_devices *devices)
-{
-    const char *type = plan->recipe->model_type;
-    qc_console_detail(plan->call, 1,
-                      "%zu tensor%s become %" PRIu32 " in %" PRIu32 " shard%s; model type %s%s; "
-                      "threads %u, code path %s, quantizing on %s%s%s",
-                      plan->model->tensor_count, qc_plural(plan->model->tensor_count),
-                      plan->tensor_count, plan->layout.count, qc_plural(plan->layout.count),
-                      *type ? type : "not given",
-                      plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
-                      devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
-}
-
-/* Makes the label of the progress line: "converting on cuda:0". */
-static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char **out,
-                               qc_error *err)
-{
-    *out = "converting";
-    if (d->gpu_count == 1)
-        return qc_arena_printf(arena, out, err, "converting on cuda:%d", d->gpus[0].index);
-    if (d->gpu_count > 1)
-        return qc_arena_printf(arena, out, err, "converting on %u GPUs", d->gpu_count);
-    return QC_OK;
 }
 
 /* A disk filled up. The failed write is only the first that did not fit; how much is still to come
@@ -153,11 +122,15 @@ static qc_status check_kept(conversion *c, qc_error *err)
 static qc_status run_pipeline(conversion *c, qc_error *err)
 {
     qc_progress *progress = NULL;
-    const char *verb = NULL;
+    const char *verb = "converting";
     uint64_t bytes = c->bytes_in - qc_resume_found_of(c->resume)->bytes_kept;
-    QC_TRY(progress_verb(c->devices, c->call->arena, &verb, err));
+    if (c->devices->gpu_count == 1)
+        QC_TRY(qc_arena_printf(c->call->arena, &verb, err, "converting on cuda:%d",
+                               c->devices->gpus[0].index));
+    else if (c->devices->gpu_count > 1)
+        QC_TRY(qc_arena_printf(c->call->arena, &verb, err, "converting on %u GPUs",
+                               c->devices->gpu_count));
     QC_TRY(qc_progress_create(&progress, c->call, verb, bytes, err));
-    c->p.devices = c->devices;
     c->p.progress = add_progress;
     c->p.progress_ctx = progress;
     c->worked = 1;
@@ -173,31 +146,17 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
     return st;
 }
 
-static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
-{
-    qc_manifest_file *files = NULL;
-    size_t file_count = 0;
-    qc_digest digest;
-    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->device_map, &files, &file_count, err));
-    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
-    if (c->calibrate.known)
-        QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
-    QC_TRY(qc_source_files_check(c->plan, err));
-    QC_TRY(qc_manifest_stage(&c->d, m, &digest, err));
-    return qc_resume_commit(c->resume, &digest, err);
-}
-
 /* Shards that have moved are not read back. Where a file of the source has another time now, the
  * manifest says what they were made of. */
 static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_error *err)
 {
     int same = 1;
     if (!qc_resume_is_done(c->resume))
-        QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, NULL, 0, err));
+        QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, QC_SHARE_ALL, err));
     if (!same)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s has changed since the conversion that %s holds" QC_RESTART_ADVICE, c->o->model,
-                c->o->out);
+                "%s has changed since the conversion that %s holds" QC_RESTART_ADVICE,
+                c->part->options->model, c->part->options->out);
     return QC_OK;
 }
 
@@ -312,38 +271,6 @@ static void watch_end(watch *w)
     qc_lock_deinit(&w->lock, &w->told);
 }
 
-/* Finishes, after everything that this process has to make is made. The process may be the last of
- * several parts. *whole says that it completed OUT; m is then the manifest of OUT. */
-static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_report *report,
-                          qc_error *err)
-{
-    qc_part_run *part = c->part;
-    int done = 0;
-    *whole = 0;
-    QC_TRY(qc_part_look_around(part, &c->p, c->resume, &report->complete_meanwhile, err));
-    if (report->complete_meanwhile || part->left_count > 0)
-        return QC_OK;
-    *whole = 1;
-    if (part->committing)
-        QC_TRY(finish_commit(c, &part->manifest, m, &done, err));
-    if (done)
-        return QC_OK;
-    QC_TRY(put_manifest(c, m, err));
-    return qc_output_dir_move(&c->d, err);
-}
-
-/* Takes what an earlier run left, and makes the rest. */
-static qc_status make(conversion *c, qc_error *err)
-{
-    QC_TRY(check_kept(c, err));
-    if (qc_calibration_is_due(&c->calibrate, &c->p)) {
-        QC_TRY(check_room(c, err));
-        QC_TRY(qc_calibration_run(&c->calibrate, &c->p, err));
-    }
-    QC_TRY(check_room(c, err));
-    return run_pipeline(c, err);
-}
-
 static void fill_part(const conversion *c, qc_convert_report *r)
 {
     const qc_part_run *part = c->part;
@@ -352,37 +279,56 @@ static void fill_part(const conversion *c, qc_convert_report *r)
     r->parts_left = part->left;
     r->parts_left_count = part->left_count;
     if (part->left_count > 0 || r->complete_meanwhile)
-        qc_parts_fill_report(r, c->plan, part->part_of, part->rank.index);
+        qc_parts_fill_report(r, c->plan, part->share);
 }
 
-static uint64_t own_bytes(const conversion *c)
-{
-    qc_convert_report r;
-    qc_parts_fill_report(&r, c->plan, c->part->part_of, c->part->rank.index);
-    return r.bytes_in;
-}
-
-/* Takes what an earlier run left, makes the rest, and completes OUT. *done says that m is its
- * manifest. */
+/* Takes what an earlier run left, makes the rest, and completes OUT, unless parts are to come.
+ * *done says that OUT is complete, and that m is its manifest. */
 static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_report *report,
                        qc_error *err)
 {
     const qc_resume_found *found = qc_resume_found_of(c->resume);
+    qc_part_run *part = c->part;
+    qc_manifest_file *files = NULL;
+    size_t file_count = 0;
+    qc_digest digest;
     *done = 0;
-    if (c->part->rank.count == 1 && found->committing)
+    if (part->rank.count == 1 && found->committing)
         QC_TRY(finish_commit(c, &found->manifest, m, done, err));
     if (*done)
         return QC_OK;
-    if (!qc_part_is_done(c->part, &c->p, c->resume))
-        QC_TRY(make(c, err));
+    if (!qc_part_is_done(part, &c->p, c->resume)) {
+        QC_TRY(check_kept(c, err));
+        if (qc_calibration_is_due(&c->calibrate)) {
+            QC_TRY(check_room(c, err));
+            QC_TRY(qc_calibration_run(&c->calibrate, err));
+        }
+        QC_TRY(check_room(c, err));
+        QC_TRY(run_pipeline(c, err));
+    }
     c->made = 1;
-    return complete(c, m, done, report, err);
+    QC_TRY(qc_part_look_around(part, &c->p, c->resume, &report->complete_meanwhile, err));
+    if (report->complete_meanwhile || part->left_count > 0)
+        return QC_OK;
+    if (part->committing)
+        QC_TRY(finish_commit(c, &part->manifest, m, done, err));
+    if (*done)
+        return QC_OK;
+    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->device_map, &files, &file_count, err));
+    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
+    if (c->calibrate.known)
+        QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
+    QC_TRY(qc_source_files_check(c->plan, err));
+    QC_TRY(qc_manifest_stage(&c->d, m, &digest, err));
+    QC_TRY(qc_resume_commit(c->resume, &digest, err));
+    *done = 1;
+    return qc_output_dir_move(&c->d, err);
 }
 
 static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
 {
     const qc_call *call = c->call;
-    const qc_plan_options *o = c->plan->options;
+    const qc_plan *plan = c->plan;
     qc_isa isa;
     qc_manifest m;
     watch w;
@@ -390,14 +336,25 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     unsigned threads = call->threads;
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(qc_arena_alloc(call->arena, &c->devices, 1, sizeof(qc_devices), err));
-    QC_TRY(
-        qc_devices_choose(c->devices, c->o->devices, qc_plan_gpu_bytes(c->plan), call->arena, err));
+    QC_TRY(qc_devices_choose(c->devices, c->part->options->devices, qc_plan_gpu_bytes(plan),
+                             call->arena, err));
     if (threads == 0)
-        threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
-    tell_plan(c->plan, threads, isa, c->devices);
-    QC_TRY(qc_pipeline_init(&c->p, c->plan, &c->d, isa, threads, err));
+        threads = qc_pipeline_default_threads(
+            plan->options->compress ? plan->options->compress_level : 0);
+    const char *type = plan->recipe->model_type, *why = c->devices->why;
+    qc_console_detail(call, 1,
+                      "%zu tensor%s become %" PRIu32 " in %" PRIu32 " shard%s; model type %s%s; "
+                      "threads %u, code path %s, quantizing on %s%s%s",
+                      plan->model->tensor_count, qc_plural(plan->model->tensor_count),
+                      plan->tensor_count, plan->layout.count, qc_plural(plan->layout.count),
+                      *type ? type : "not given",
+                      plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
+                      c->devices->text, why ? ": " : "", why ? why : "");
+    QC_TRY(qc_pipeline_init(&c->p, plan, &c->d, isa, threads, err));
     c->p.devices = c->devices;
-    c->bytes_in = own_bytes(c);
+    qc_convert_report own;
+    qc_parts_fill_report(&own, plan, c->part->share);
+    c->bytes_in = own.bytes_in;
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
     qc_part_opened(c->part, &c->p, c->resume);
     QC_TRY(qc_calibration_open(&c->calibrate, &c->p, &c->d, err));
@@ -406,31 +363,17 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     watch_end(&w);
     QC_TRY(st);
     report->found = *qc_resume_found_of(c->resume);
-    qc_calibration_tell(&c->calibrate, &c->p, report);
+    qc_calibration_tell(&c->calibrate, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
     return QC_OK;
 }
 
-static unsigned ending_facts(const conversion *c)
+qc_status qc_convert_run(qc_part_run *part, const char *device_map, qc_convert_report *report,
+                         qc_error *err)
 {
-    const qc_part_run *part = c->part;
-    unsigned facts = 0;
-    facts |= c->d.had_journal ? QC_ENDING_JOURNAL : 0;
-    facts |= c->resume ? QC_ENDING_OPENED : 0;
-    facts |= c->resume && has_work(c) ? QC_ENDING_WORK : 0;
-    facts |= c->worked ? QC_ENDING_WORKED : 0;
-    facts |= c->made && part->rank.count > 1 ? QC_ENDING_PART_MADE : 0;
-    facts |= part->left_count > 0 ? QC_ENDING_OTHERS_LEFT : 0;
-    return facts;
-}
-
-qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part, const char *device_map,
-                         qc_convert_report *report, qc_error *err)
-{
-    const qc_convert_options *o = part->options;
     conversion c = {
-        .plan = plan, .call = plan->call, .o = o, .device_map = device_map, .part = part};
+        .plan = part->plan, .call = part->plan->call, .device_map = device_map, .part = part};
     int there = 0;
     QC_TRY(qc_part_open(part, &c.d, &there, err));
     if (there) {
@@ -438,12 +381,19 @@ qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part, const char *dev
         fill_part(&c, report);
         return QC_OK;
     }
-    qc_status st = qc_output_ready_for(&c.d, plan, o->force, err);
+    qc_status st = qc_output_ready_for(part, err);
     if (st == QC_OK)
         st = convert(&c, report, err);
-    st = qc_source_files_explain(plan, st, err);
+    st = qc_source_files_explain(c.plan, st, err);
+    unsigned facts = 0;
+    facts |= c.d.had_journal ? QC_ENDING_JOURNAL : 0;
+    facts |= c.resume ? QC_ENDING_OPENED : 0;
+    facts |= c.resume && has_work(&c) ? QC_ENDING_WORK : 0;
+    facts |= c.worked ? QC_ENDING_WORKED : 0;
+    facts |= c.made && part->rank.count > 1 ? QC_ENDING_PART_MADE : 0;
+    facts |= part->left_count > 0 ? QC_ENDING_OTHERS_LEFT : 0;
     const qc_ending ending =
-        qc_ending_of(qc_end_of(st, atomic_load(&c.p.misfit) || c.d.lost), ending_facts(&c));
+        qc_ending_of(qc_end_of(st, atomic_load(&c.p.misfit) || c.d.lost), facts);
     if (ending.tell && err)
         tell_kept(&c, err);
     qc_manifest_rows_deinit(&c.rows);

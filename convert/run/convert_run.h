@@ -16,8 +16,7 @@
  * interruption, an I/O error, a full disk or lack of memory, if a weight was finished; *err says
  * so. The folder goes where the same command can only fail again (the input is bad), and where
  * nothing was finished. A conversion of another command is never touched. */
-QC_NODISCARD qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part,
-                                      const char *device_map, qc_convert_report *report,
-                                      qc_error *err);
+QC_NODISCARD qc_status qc_convert_run(qc_part_run *part, const char *device_map,
+                                      qc_convert_report *report, qc_error *err);
 
 #endif

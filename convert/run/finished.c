@@ -54,27 +54,21 @@ static int same_number(qc_difference *why, const char *name, uint64_t then, uint
     return then == now || differ(why, "%s was %" PRIu64 " and is %" PRIu64 " now", name, then, now);
 }
 
-static int same_devices(const qc_manifest_placement *a, const qc_manifest_placement *b)
-{
-    if (a->device_count != b->device_count)
-        return 0;
-    for (size_t i = 0; i < a->device_count; i++)
-        if (!same_text(a->devices[i].name, b->devices[i].name) ||
-            a->devices[i].tensor_bytes != b->devices[i].tensor_bytes)
-            return 0;
-    return 1;
-}
-
 static int same_placement(qc_difference *why, const qc_manifest_placement *a,
                           const qc_manifest_placement *b)
 {
     if (!same_option(why, "--vram", a->vram, b->vram, "not given"))
         return 0;
-    if (a->device_count == 0 && b->device_count == 0)
+    int same = a->device_count == b->device_count;
+    if (same && a->device_count == 0)
         return 1;
-    return (!(a->margin < b->margin) && !(a->margin > b->margin) && a->context == b->context &&
-            a->batch == b->batch && a->images == b->images && a->kv_bits == b->kv_bits &&
-            a->mla_expanded == b->mla_expanded && same_devices(a, b)) ||
+    same = same && !(a->margin < b->margin) && !(a->margin > b->margin) &&
+           a->context == b->context && a->batch == b->batch && a->images == b->images &&
+           a->kv_bits == b->kv_bits && a->mla_expanded == b->mla_expanded;
+    for (size_t i = 0; same && i < a->device_count; i++)
+        same = same_text(a->devices[i].name, b->devices[i].name) &&
+               a->devices[i].tensor_bytes == b->devices[i].tensor_bytes;
+    return same ||
            differ(why, "what --vram was fitted to (margin, context and so on) is not the same");
 }
 
@@ -149,79 +143,42 @@ int qc_manifest_is_alike(qc_difference *why, const qc_manifest *then, const qc_m
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
-/* name is scratch memory. */
-static qc_status same_tensor(int *same, const qc_manifest_tensor *t, const qc_plan *plan,
-                             uint32_t tensor, qc_strbuf *name, qc_error *err)
-{
-    const qc_out_tensor o = qc_plan_tensor(plan, tensor);
-    const qc_output *made = &plan->outputs[tensor];
-    const qc_job *j = &plan->jobs[made->job];
-    QC_TRY(qc_out_tensor_name(name, &o, err));
-    *same = same_text(t->name, name->data) && t->dtype == o.st.dtype && t->ndim == o.st.ndim &&
-            memcmp(t->dims, o.st.dims, t->ndim * sizeof *t->dims) == 0 && t->begin == o.st.begin &&
-            t->end == o.st.end && t->shard == o.shard && t->piece_bytes == o.piece_bytes &&
-            (made->role != QC_ROLE_TENSOR_MAIN ||
-             (same_text(t->scheme, qc_scheme_name(j->scheme)) &&
-              same_text(t->source_name, plan->model->tensors[j->source].name)));
-    return QC_OK;
-}
-
 static qc_status same_tensors(int *same, const qc_manifest *m, const qc_plan *plan, qc_error *err)
 {
-    size_t n = 0;
-    *same = 0;
-    if (m->shard_count != plan->layout.count || m->tensor_count != plan->tensor_count)
-        return QC_OK;
-    for (uint32_t i = 0; i < plan->layout.count; i++) {
+    *same = m->shard_count == plan->layout.count && m->tensor_count == plan->tensor_count;
+    for (uint32_t i = 0; *same && i < plan->layout.count; i++) {
         const qc_shard *s = &plan->layout.shards[i];
-        if (!same_text(m->shards[i].name, s->name) ||
-            m->shards[i].header_bytes != s->header_bytes || m->shards[i].device != s->device)
-            return QC_OK;
+        *same = same_text(m->shards[i].name, s->name) &&
+                m->shards[i].header_bytes == s->header_bytes && m->shards[i].device == s->device;
     }
     qc_strbuf name;
-    qc_strbuf_init(&name, SIZE_MAX / 2);
     qc_status st = QC_OK;
-    *same = 1;
-    for (uint32_t i = 0; i < plan->layout.count; i++) {
-        const qc_shard *s = &plan->layout.shards[i];
-        for (uint32_t k = 0; st == QC_OK && *same && k < s->count; k++)
-            st = same_tensor(same, &m->tensors[n++], plan, s->order[k], &name, err);
+    qc_strbuf_init(&name, SIZE_MAX / 2);
+    for (size_t i = 0; st == QC_OK && *same && i < m->tensor_count; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        qc_manifest_tensor now;
+        st = qc_manifest_plan_row(&now, &name, plan, plan->layout.shards[0].order[i], err);
+        *same = st == QC_OK && same_text(t->name, now.name) && t->dtype == now.dtype &&
+                t->ndim == now.ndim && memcmp(t->dims, now.dims, t->ndim * sizeof *t->dims) == 0 &&
+                t->begin == now.begin && t->end == now.end && t->shard == now.shard &&
+                t->piece_bytes == now.piece_bytes && same_text(t->scheme, now.scheme) &&
+                same_text(t->source_name, now.source_name);
     }
     qc_strbuf_deinit(&name);
     return st;
 }
 
-static qc_status is_of_plan(int *same, qc_difference *why, const qc_manifest *m,
-                            const qc_plan *plan, qc_error *err)
-{
-    qc_manifest head;
-    QC_TRY(qc_manifest_head(&head, plan, err));
-    *same = qc_manifest_is_alike(why, m, &head);
-    if (*same) {
-        QC_TRY(same_tensors(same, m, plan, err));
-        if (!*same)
-            (void)differ(why, "its tensors, their schemes or their places are not the same");
-    }
-    return QC_OK;
-}
-
-static void describe(qc_difference *why, const qc_manifest *m)
-{
-    char bytes[QC_SIZE_TEXT_BYTES];
-    uint64_t sum = 0;
-    for (size_t i = 0; i < m->shard_count; i++)
-        sum += m->compressed ? m->shards[i].file_bytes : m->shards[i].content_bytes;
-    if (why)
-        (void)snprintf(why->there, sizeof why->there, "a finished output (--to %.20s, %s)", m->to,
-                       qc_text_bytes(bytes, sum));
-}
-
 qc_status qc_output_read_finished(qc_manifest *m, qc_difference *why, qc_arena *arena,
                                   const char *out, qc_error *err)
 {
+    char text[QC_SIZE_TEXT_BYTES];
+    uint64_t bytes = 0;
     qc_status st = qc_manifest_load(m, arena, out, err);
-    if (st == QC_OK)
-        describe(why, m);
+    for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
+        bytes += m->compressed ? m->shards[i].file_bytes : m->shards[i].content_bytes;
+    if (st == QC_OK && why)
+        (void)snprintf(why->there, sizeof why->there, "a finished output (--to %.20s, %s)", m->to,
+                       qc_text_bytes(text, bytes));
     if (st != QC_ERR_INPUT && st != QC_ERR_CHECK)
         return st;
     memset(m, 0, sizeof *m);
@@ -254,42 +211,36 @@ static const qc_job *job_of(const qc_plan *plan, uint32_t row)
     return &plan->jobs[plan->outputs[plan->layout.shards[0].order[row]].job];
 }
 
-/* Hashes one piece of the source, and moves *at behind it. */
-static qc_status hash_piece(const comparison *c, const reader *r, const qc_checkpoint_tensor *from,
-                            uint64_t piece_bytes, uint64_t *at, qc_digest *out, qc_error *err)
-{
-    uint64_t end = from->bytes - *at < piece_bytes ? from->bytes : *at + piece_bytes;
-    qc_digest_reset(r->hash);
-    while (*at < end) {
-        size_t n = end - *at < READ_BYTES ? (size_t)(end - *at) : READ_BYTES;
-        QC_TRY(qc_checkpoint_read(c->plan->model, r->cursor, from, *at, r->bytes, n, err));
-        qc_digest_update(r->hash, r->bytes, n);
-        qc_progress_add(c->progress, n);
-        *at += n;
-    }
-    *out = qc_digest_finish(r->hash);
-    return QC_OK;
-}
-
+/* Compares the source of a row with the digest of its pieces. */
 static qc_status compare_weight(comparison *c, qc_team *team, const reader *r, uint32_t row,
                                 qc_error *err)
 {
     const qc_manifest_tensor *t = &c->tensors[row];
     const qc_checkpoint_tensor *from = &c->plan->model->tensors[job_of(c->plan, row)->source];
-    uint64_t piece_bytes = t->source_piece_bytes, at = 0;
-    uint64_t count = piece_bytes ? qc_ceil_div_u64(from->bytes, piece_bytes) : 0;
+    uint64_t at = 0, each = t->source_piece_bytes;
+    size_t count = each ? (size_t)qc_ceil_div_u64(from->bytes, each) : 0, done = 0;
+    qc_digest *pieces = NULL;
+    qc_status st = QC_OK;
     if (count == 0)
         return QC_OK;
-    qc_digest *pieces = NULL;
-    QC_TRY(qc_calloc(&pieces, (size_t)count, sizeof(qc_digest), err));
-    qc_status st = QC_OK;
-    for (uint64_t i = 0; st == QC_OK && i < count && !atomic_load(&c->differs); i++) {
+    QC_TRY(qc_calloc(&pieces, count, sizeof(qc_digest), err));
+    for (; st == QC_OK && done < count && !atomic_load(&c->differs); done++) {
+        uint64_t end = from->bytes - at < each ? from->bytes : at + each;
         st = qc_check_stopped(team, err);
-        if (st == QC_OK)
-            st = hash_piece(c, r, from, piece_bytes, &at, &pieces[i], err);
+        qc_digest_reset(r->hash);
+        while (st == QC_OK && at < end) {
+            size_t n = end - at < READ_BYTES ? (size_t)(end - at) : READ_BYTES;
+            st = qc_checkpoint_read(c->plan->model, r->cursor, from, at, r->bytes, n, err);
+            if (st != QC_OK)
+                break;
+            qc_digest_update(r->hash, r->bytes, n);
+            qc_progress_add(c->progress, n);
+            at += n;
+        }
+        pieces[done] = qc_digest_finish(r->hash);
     }
-    if (st == QC_OK && at == from->bytes) {
-        qc_digest found = qc_digest_root(pieces, (size_t)count);
+    if (st == QC_OK && done == count) {
+        qc_digest found = qc_digest_root(pieces, count);
         if (!qc_digest_equal(&found, &t->source))
             atomic_store(&c->differs, 1);
     }
@@ -319,50 +270,39 @@ static qc_status compare_some(qc_team *team, unsigned index, void *ctx, qc_error
     return st;
 }
 
-static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigned index,
-                                 qc_error *err)
+qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m, const qc_plan *plan,
+                                    qc_share share, qc_error *err)
 {
-    const qc_plan *plan = c->plan;
     const qc_call *call = plan->call;
+    comparison c = {.plan = plan, .tensors = m->tensors};
     uint64_t bytes = 0;
     uint32_t *rows = NULL;
-    QC_TRY(qc_calloc(&rows, plan->tensor_count, sizeof(uint32_t), err));
-    c->rows = rows;
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        uint32_t tensor = plan->layout.shards[0].order[i];
-        const qc_output *made = &plan->outputs[tensor];
-        const qc_job *j = job_of(plan, i);
-        if ((part_of && part_of[qc_plan_tensor(plan, tensor).shard] != index) ||
-            made->role != QC_ROLE_TENSOR_MAIN || j->entry->transpose)
-            continue;
-        rows[c->count++] = i;
-        bytes += plan->model->tensors[j->source].bytes;
-    }
-    qc_status st = qc_progress_create(&c->progress, call, "comparing the source with what is there",
-                                      bytes, err);
-    if (st == QC_OK)
-        st = qc_team_run(call->threads ? call->threads : qc_cpu_count(), compare_some, c, err);
-    qc_progress_destroy(c->progress);
-    qc_free(rows);
-    return st;
-}
-
-qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m, const qc_plan *plan,
-                                    const uint32_t *part_of, unsigned index, qc_error *err)
-{
-    comparison c = {.plan = plan, .tensors = m->tensors};
-    atomic_init(&c.next, 0);
-    atomic_init(&c.differs, 0);
     *same = 0;
     if (m->tensor_count != plan->tensor_count)
         return QC_OK;
-    QC_TRY(compare_weights(&c, part_of, index, err));
-    *same = !atomic_load(&c.differs);
-    return QC_OK;
+    QC_TRY(qc_calloc(&rows, plan->tensor_count, sizeof(uint32_t), err));
+    c.rows = rows;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        uint32_t tensor = plan->layout.shards[0].order[i];
+        const qc_job *j = job_of(plan, i);
+        if (!qc_share_has(share, qc_plan_tensor(plan, tensor).shard) ||
+            plan->outputs[tensor].role != QC_ROLE_TENSOR_MAIN || j->entry->transpose)
+            continue;
+        rows[c.count++] = i;
+        bytes += plan->model->tensors[j->source].bytes;
+    }
+    qc_status st = qc_progress_create(&c.progress, call, "comparing the source with what is there",
+                                      bytes, err);
+    if (st == QC_OK)
+        st = qc_team_run(call->threads ? call->threads : qc_cpu_count(), compare_some, &c, err);
+    qc_progress_destroy(c.progress);
+    qc_free(rows);
+    *same = st == QC_OK && !atomic_load(&c.differs);
+    return st;
 }
 
-qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
-                                  const uint32_t *part_of, unsigned index, qc_error *err)
+qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan, qc_share share,
+                                  qc_error *err)
 {
     qc_arena arena;
     qc_manifest m;
@@ -370,7 +310,7 @@ qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *pla
     qc_arena_init(&arena);
     qc_status st = qc_manifest_load(&m, &arena, out, err);
     if (st == QC_OK)
-        st = qc_manifest_is_of_weights(same, &m, plan, part_of, index, err);
+        st = qc_manifest_is_of_weights(same, &m, plan, share, err);
     else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK)
         st = QC_OK;
     qc_arena_deinit(&arena);
@@ -379,51 +319,44 @@ qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *pla
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
-{
-    for (size_t i = 0; i < m->file_count; i++) {
-        if (strcmp(m->files[i].path, name) == 0)
-            return &m->files[i];
-    }
-    return NULL;
-}
-
 /* Compares config.json and what is copied. The index and the device map follow from the plan. */
 static qc_status same_side_files(int *same, qc_difference *why, const qc_manifest *m,
                                  const qc_plan *plan, qc_error *err)
 {
-    const char **names = NULL, *index = NULL;
+    qc_side_file *side = NULL;
     size_t count = 0;
-    qc_strbuf config;
-    QC_TRY(qc_layout_index_name(&index, plan->arena, plan->layout.shards[0].name, err));
-    QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, err));
+    QC_TRY(qc_side_files_list(&side, &count, plan->arena, plan, err));
     *same = 1;
     if (count != m->file_count)
         *same = differ(why, "it has %zu file%s beside the weights and this one %zu", m->file_count,
                        qc_plural(m->file_count), count);
     for (size_t i = 0; *same && i < count; i++) {
-        const qc_manifest_file *f = find_file(m, names[i]);
-        const char *path = NULL;
+        const char *path = NULL, *name = side[i].name;
+        const qc_manifest_file *f = m->files;
         qc_digest digest;
-        if (!f)
-            *same = differ(why, "it has no file '%.120s'", names[i]);
-        if (!f || strcmp(names[i], index) == 0 || strcmp(names[i], QC_DEVICE_MAP_NAME) == 0)
-            continue;
+        qc_strbuf config;
         qc_status st = QC_OK;
+        while (f < m->files + m->file_count && strcmp(f->path, name) != 0)
+            f++;
+        if (f == m->files + m->file_count) {
+            *same = differ(why, "it has no file '%.120s'", name);
+            break;
+        }
+        if (side[i].kind == QC_SIDE_INDEX || side[i].kind == QC_SIDE_DEVICE_MAP)
+            continue;
         qc_strbuf_init(&config, SIZE_MAX / 2);
-        if (plan->model->config && strcmp(names[i], QC_CONFIG_NAME) == 0) {
+        if (side[i].kind == QC_SIDE_CONFIG) {
             st = qc_config_make(&config, plan, err);
-            if (st == QC_OK)
-                digest = qc_digest_bytes(config.data, config.len);
+            digest = qc_digest_bytes(config.data, config.len);
         } else {
-            st = qc_path_join(plan->arena, &path, plan->model->path, names[i], err);
+            st = qc_path_join(plan->arena, &path, plan->model->path, name, err);
             if (st == QC_OK)
                 st = qc_digest_file(&digest, path, err);
         }
         qc_strbuf_deinit(&config);
         QC_TRY(st);
         if (!qc_digest_equal(&digest, &f->digest))
-            *same = differ(why, "its '%.120s' is not that of this source", names[i]);
+            *same = differ(why, "its '%.120s' is not that of this source", name);
     }
     return QC_OK;
 }
@@ -498,8 +431,16 @@ static qc_status compare_output(int *same, qc_difference *why, const qc_manifest
                                 const qc_file *root, const qc_plan *plan, qc_look look,
                                 qc_error *err)
 {
-    if (m->shard_count > 0)
-        QC_TRY(is_of_plan(same, why, m, plan, err));
+    qc_manifest now;
+    if (m->shard_count > 0) {
+        QC_TRY(qc_manifest_head(&now, plan, err));
+        *same = qc_manifest_is_alike(why, m, &now);
+        if (*same) {
+            QC_TRY(same_tensors(same, m, plan, err));
+            if (!*same)
+                (void)differ(why, "its tensors, their schemes or their places are not the same");
+        }
+    }
     if (!*same || look == QC_LOOK_PLAN)
         return QC_OK;
     QC_TRY(qc_manifest_is_there(same, why, m, root, err));
@@ -509,7 +450,7 @@ static qc_status compare_output(int *same, qc_difference *why, const qc_manifest
         QC_TRY(same_calibration(same, why, m, plan, err));
     if (!*same || look == QC_LOOK_FILES)
         return QC_OK;
-    QC_TRY(qc_manifest_is_of_weights(same, m, plan, NULL, 0, err));
+    QC_TRY(qc_manifest_is_of_weights(same, m, plan, QC_SHARE_ALL, err));
     if (!*same)
         (void)differ(why, "it was made of another model, whose weights are not these");
     return QC_OK;

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_FINISHED_H
 #define QC_CONVERT_FINISHED_H
 
-#include "convert/plan/plan.h"
+#include "convert/run/part_rank.h"
 #include "formats/manifest.h"
 
 /* Why an output is not what a conversion would make. */
@@ -38,16 +38,14 @@ QC_NODISCARD qc_status qc_output_is_finished(int *same, qc_difference *why, cons
 QC_NODISCARD qc_status qc_output_refuse(const qc_difference *why, const char *out, qc_error *err);
 
 /* Answers the same question for the weights, once QC_LOOK_FILES found no difference: models of one
- * architecture have the same heads. It reads, on all threads, everything that part `index` of the
- * shards was made of (part_of has the part of each shard; NULL: all of them), and compares it with
- * the digests of the manifest. It leaves out matrices that lie transposed in the source, and files
+ * architecture have the same heads. It reads, on all threads, everything that a share of the shards
+ * was made of, and compares it with the digests of the manifest. It leaves out matrices that lie transposed in the source, and files
  * that are deleted. */
 QC_NODISCARD qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m,
-                                                 const qc_plan *plan, const uint32_t *part_of,
-                                                 unsigned index, qc_error *err);
+                                                 const qc_plan *plan, qc_share share,
+                                                 qc_error *err);
 /* Does this for out's manifest. If that went away meanwhile, *same is 0. */
 QC_NODISCARD qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
-                                               const uint32_t *part_of, unsigned index,
-                                               qc_error *err);
+                                               qc_share share, qc_error *err);
 
 #endif

@@ -49,38 +49,6 @@ static void add_double(qc_strbuf *out, const char *key, double value)
     qc_strbuf_putf(out, "%s=%.17g\n", key, value);
 }
 
-static void add_fit(qc_strbuf *out, const qc_fit_options *f)
-{
-    add_text(out, "--vram", f->vram.text);
-    if (!f->vram.text)
-        return;
-    add_double(out, "--margin", f->margin);
-    add_number(out, "--context", f->context);
-    add_number(out, "--batch", f->batch);
-    add_number(out, "--images", f->images);
-    add_number(out, "--kv-dtype", f->kv_bits);
-    add_text(out, "--mla", qc_fit_mla_name(f));
-    add_number(out, "--prefill", f->prefill);
-    add_number(out, "--cuda-context", f->cuda_context_bytes);
-    if (f->parallel == QC_PARALLEL_TENSOR)
-        add_number(out, "--tp", f->tensor_parallel);
-}
-
-/* The last line says which moments, and on what they are computed. */
-static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
-{
-    const qc_calibrate_options *o = &plan->options->calibrate;
-    const char *line = NULL;
-    add_given(out, "--hessians", o->hessians != NULL);
-    if (!qc_calibrates(o))
-        return QC_OK;
-    add_double(out, "--damping", o->damping);
-    add_number(out, "--sided", o->sided);
-    QC_TRY(qc_calibrate_identity(&line, plan, err));
-    add_text(out, "calibration", line);
-    return QC_OK;
-}
-
 static void add_options(qc_strbuf *out, const qc_plan_options *o)
 {
     static const char *const scales[] = {QC_SCALE_NAMES};
@@ -111,40 +79,20 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     add_text(out, "--schemes", r->schemes);
     for (uint32_t i = 0; i < r->rule_count; i++)
         add_text(out, r->rules[i].quantize ? "--quantize" : "--keep", r->rules[i].glob);
-    add_fit(out, &o->fit);
-}
-
-static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *err)
-{
-    char hex[QC_DIGEST_HEX_BYTES];
-    qc_digest digest = qc_digest_bytes(m->config_text, m->config_len);
-    qc_digest_hex(&digest, hex);
-    add_text(out, SOURCE_PREFIX "config", m->config ? hex : "none");
-    for (size_t i = 0; i < m->file_count; i++) {
-        const qc_checkpoint_file *f = &m->files[i];
-        QC_TRY(qc_checkpoint_head_digest(m, i, &digest, err));
-        qc_digest_hex(&digest, hex);
-        qc_strbuf_putf(out, SOURCE_PREFIX "%zu=", i + 1);
-        add_escaped(out, f->name);
-        qc_strbuf_putf(out, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex);
-    }
-    return QC_OK;
-}
-
-/* Adapters have no names here: the same one may lie elsewhere when the conversion goes on. */
-static void add_adapters(qc_strbuf *out, const qc_checkpoint *m)
-{
-    size_t count = 0;
-    const qc_attached_adapter *a = qc_adapters_of(m, &count);
-    qc_strbuf_puts(out, count ? "--lora=" : "--lora=not given");
-    for (size_t i = 0; i < count; i++) {
-        char config[QC_DIGEST_HEX_BYTES], weights[QC_DIGEST_HEX_BYTES];
-        qc_digest_hex(&a[i].adapter->config_digest, config);
-        qc_digest_hex(&a[i].adapter->weights_digest, weights);
-        qc_strbuf_putf(out, "%sweights %s, config %s, times %.17g", i ? "; " : "", weights, config,
-                       a[i].scale);
-    }
-    qc_strbuf_puts(out, "\n");
+    const qc_fit_options *f = &o->fit;
+    add_text(out, "--vram", f->vram);
+    if (!f->vram)
+        return;
+    add_double(out, "--margin", f->margin);
+    add_number(out, "--context", f->context);
+    add_number(out, "--batch", f->batch);
+    add_number(out, "--images", f->images);
+    add_number(out, "--kv-dtype", f->kv_bits);
+    add_text(out, "--mla", qc_fit_mla_name(f));
+    add_number(out, "--prefill", f->prefill);
+    add_number(out, "--cuda-context", f->cuda_context_bytes);
+    if (f->parallel == QC_PARALLEL_TENSOR)
+        add_number(out, "--tp", f->tensor_parallel);
 }
 
 static void hash_u64(qc_digest_state *h, uint64_t v)
@@ -159,33 +107,6 @@ static void hash_text(qc_digest_state *h, const char *s)
 {
     hash_u64(h, strlen(s));
     qc_digest_update(h, s, strlen(s));
-}
-
-/* name is scratch memory. */
-static qc_status hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor,
-                             qc_strbuf *name, qc_error *err)
-{
-    const qc_out_tensor t = qc_plan_tensor(plan, tensor);
-    const qc_output *o = &plan->outputs[tensor];
-    const qc_job *j = &plan->jobs[o->job];
-    QC_TRY(qc_out_tensor_name(name, &t, err));
-    hash_text(h, name->data);
-    hash_u64(h, t.st.dtype);
-    hash_u64(h, t.st.ndim);
-    for (unsigned i = 0; i < t.st.ndim; i++)
-        hash_u64(h, t.st.dims[i]);
-    hash_u64(h, t.st.begin);
-    hash_u64(h, t.st.end);
-    hash_u64(h, t.piece_bytes);
-    hash_u64(h, o->job);
-    hash_u64(h, o->role);
-    hash_text(h, plan->model->tensors[j->source].name);
-    hash_u64(h, j->scheme);
-    hash_u64(h, j->block_elems);
-    hash_u64(h, (uint64_t)j->nested);
-    hash_u64(h, j->scale);
-    hash_u64(h, (uint64_t)j->entry->transpose);
-    return QC_OK;
 }
 
 static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
@@ -204,8 +125,30 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         hash_u64(h, sh->data_bytes);
         hash_u64(h, sh->device);
         hash_u64(h, sh->count);
-        for (uint32_t k = 0; st == QC_OK && k < sh->count; k++)
-            st = hash_tensor(h, plan, sh->order[k], &name, err);
+        for (uint32_t k = 0; st == QC_OK && k < sh->count; k++) {
+            const qc_output *o = &plan->outputs[sh->order[k]];
+            const qc_job *j = &plan->jobs[o->job];
+            qc_manifest_tensor t;
+            st = qc_manifest_plan_row(&t, &name, plan, sh->order[k], err);
+            if (st != QC_OK)
+                break;
+            hash_text(h, t.name);
+            hash_u64(h, t.dtype);
+            hash_u64(h, t.ndim);
+            for (unsigned i = 0; i < t.ndim; i++)
+                hash_u64(h, t.dims[i]);
+            hash_u64(h, t.begin);
+            hash_u64(h, t.end);
+            hash_u64(h, t.piece_bytes);
+            hash_u64(h, o->job);
+            hash_u64(h, o->role);
+            hash_text(h, plan->model->tensors[j->source].name);
+            hash_u64(h, j->scheme);
+            hash_u64(h, j->block_elems);
+            hash_u64(h, (uint64_t)j->nested);
+            hash_u64(h, j->scale);
+            hash_u64(h, (uint64_t)j->entry->transpose);
+        }
     }
     qc_digest digest = qc_digest_finish(h);
     qc_digest_destroy(h);
@@ -217,15 +160,45 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 
 qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count, qc_error *err)
 {
+    const qc_calibrate_options *o = &plan->options->calibrate;
+    const qc_checkpoint *m = plan->model;
+    char hex[QC_DIGEST_HEX_BYTES], weights[QC_DIGEST_HEX_BYTES];
+    const char *calibration = NULL;
+    size_t count = 0;
     add_number(out, "format", QC_RESUME_FORMAT);
     add_text(out, "qconv", QCONV_VERSION);
     add_number(out, "parts", part_count);
     add_options(out, plan->options);
-    QC_TRY(add_calibration(out, plan, err));
+    add_given(out, "--hessians", o->hessians != NULL);
+    if (qc_calibrates(o)) {
+        add_double(out, "--damping", o->damping);
+        add_number(out, "--sided", o->sided);
+        QC_TRY(qc_calibrate_identity(&calibration, plan, err));
+        add_text(out, "calibration", calibration); /* which moments, and on what computed */
+    }
     if (plan->options->compress)
         add_text(out, "zstd", qc_frame_library_version());
-    add_adapters(out, plan->model);
-    QC_TRY(add_source(out, plan->model, err));
+    /* Adapters have no names here: the same one may lie elsewhere when the conversion goes on. */
+    const qc_attached_adapter *a = qc_adapters_of(m, &count);
+    qc_strbuf_puts(out, count ? "--lora=" : "--lora=not given");
+    for (size_t i = 0; i < count; i++) {
+        qc_digest_hex(&a[i].adapter->config_digest, hex);
+        qc_digest_hex(&a[i].adapter->weights_digest, weights);
+        qc_strbuf_putf(out, "%sweights %s, config %s, times %.17g", i ? "; " : "", weights, hex,
+                       a[i].scale);
+    }
+    qc_strbuf_puts(out, "\n");
+    qc_digest digest = qc_digest_bytes(m->config_text, m->config_len);
+    qc_digest_hex(&digest, hex);
+    add_text(out, SOURCE_PREFIX "config", m->config ? hex : "none");
+    for (size_t i = 0; i < m->file_count; i++) {
+        const qc_checkpoint_file *f = &m->files[i];
+        QC_TRY(qc_checkpoint_head_digest(m, i, &digest, err));
+        qc_digest_hex(&digest, hex);
+        qc_strbuf_putf(out, SOURCE_PREFIX "%zu=", i + 1);
+        add_escaped(out, f->name);
+        qc_strbuf_putf(out, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex);
+    }
     QC_TRY(add_plan(out, plan, err));
     return qc_strbuf_status(out, err);
 }
@@ -266,36 +239,30 @@ static int shown(size_t len)
     return len < 120 ? (int)len : 120;
 }
 
-static qc_status refuse(const identity_line *then, const identity_line *now, const char *out,
-                        qc_error *err)
-{
-    const identity_line *named = now->key_len ? now : then;
-    int same_key = is_same(then->key, then->key_len, now->key, now->key_len);
-    int is_source = named->key_len > sizeof SOURCE_PREFIX - 1 &&
-                    memcmp(named->key, SOURCE_PREFIX, sizeof SOURCE_PREFIX - 1) == 0;
-    qc_status code = is_source ? QC_ERR_INPUT : QC_ERR_USAGE;
-    if (same_key)
-        QC_FAIL(err, code,
-                "%s holds an interrupted conversion that this one cannot continue: %.*s was "
-                "'%.*s' then and is '%.*s' now" QC_RESTART_ADVICE,
-                out, shown(named->key_len), named->key, shown(then->value_len), then->value,
-                shown(now->value_len), now->value);
-    QC_FAIL(err, code,
-            "%s holds an interrupted conversion that this one cannot continue: it had %.*s '%.*s' "
-            "where this one has %.*s '%.*s'" QC_RESTART_ADVICE,
-            out, shown(then->key_len), then->key, shown(then->value_len), then->value,
-            shown(now->key_len), now->key, shown(now->value_len), now->value);
-}
-
 qc_status qc_identity_compare(const char *then, size_t then_bytes, const char *now,
                               size_t now_bytes, const char *out, qc_error *err)
 {
-    size_t a = 0, b = 0;
+    size_t a = 0, b = 0, prefix = sizeof SOURCE_PREFIX - 1;
     while (a < then_bytes || b < now_bytes) {
-        identity_line x = next_line(then, then_bytes, &a), y = next_line(now, now_bytes, &b);
-        if (!is_same(x.key, x.key_len, y.key, y.key_len) ||
-            !is_same(x.value, x.value_len, y.value, y.value_len))
-            return refuse(&x, &y, out, err);
+        const identity_line x = next_line(then, then_bytes, &a), y = next_line(now, now_bytes, &b);
+        const int same_key = is_same(x.key, x.key_len, y.key, y.key_len);
+        if (same_key && is_same(x.value, x.value_len, y.value, y.value_len))
+            continue;
+        const identity_line *named = y.key_len ? &y : &x;
+        const int is_source =
+            named->key_len > prefix && memcmp(named->key, SOURCE_PREFIX, prefix) == 0;
+        const qc_status code = is_source ? QC_ERR_INPUT : QC_ERR_USAGE;
+        if (same_key)
+            QC_FAIL(err, code,
+                    "%s holds an interrupted conversion that this one cannot continue: %.*s was "
+                    "'%.*s' then and is '%.*s' now" QC_RESTART_ADVICE,
+                    out, shown(named->key_len), named->key, shown(x.value_len), x.value,
+                    shown(y.value_len), y.value);
+        QC_FAIL(err, code,
+                "%s holds an interrupted conversion that this one cannot continue: it had %.*s "
+                "'%.*s' where this one has %.*s '%.*s'" QC_RESTART_ADVICE,
+                out, shown(x.key_len), x.key, shown(x.value_len), x.value, shown(y.key_len), y.key,
+                shown(y.value_len), y.value);
     }
     return QC_OK;
 }

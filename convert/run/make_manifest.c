@@ -22,52 +22,59 @@ static qc_status root_of(const qc_unit *units, uint32_t count, size_t offset, qc
     return QC_OK;
 }
 
-static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint32_t tensor,
-                             qc_error *err)
+qc_status qc_manifest_plan_row(qc_manifest_tensor *t, qc_strbuf *name, const qc_plan *plan,
+                               uint32_t tensor, qc_error *err)
 {
+    const qc_out_tensor o = qc_plan_tensor(plan, tensor);
+    const qc_job *j = &plan->jobs[plan->outputs[tensor].job];
+    QC_TRY(qc_out_tensor_name(name, &o, err));
+    *t = (qc_manifest_tensor){.name = name->data,
+                              .scheme = "state",
+                              .dtype = o.st.dtype,
+                              .ndim = o.st.ndim,
+                              .begin = o.st.begin,
+                              .end = o.st.end,
+                              .piece_bytes = o.piece_bytes,
+                              .shard = o.shard};
+    memcpy(t->dims, o.st.dims, sizeof t->dims);
+    if (plan->outputs[tensor].role != QC_ROLE_TENSOR_MAIN)
+        return QC_OK;
+    t->scheme = qc_scheme_name(j->scheme);
+    t->source_name = plan->model->tensors[j->source].name;
+    t->source_dtype = plan->model->tensors[j->source].dtype;
+    t->source_piece_bytes = qc_plan_source_piece(plan, tensor);
+    return QC_OK;
+}
+
+/* Shards follow one another in the plan's order, too. */
+static qc_status fill_row(void *ctx, size_t i, qc_manifest_tensor *t, qc_error *err)
+{
+    qc_manifest_rows *rows = ctx;
     const qc_pipeline *p = rows->p;
     const qc_plan *plan = p->plan;
-    const qc_out_tensor o = qc_plan_tensor(plan, tensor);
-    const qc_output *made = &plan->outputs[tensor];
-    const qc_job *j = &plan->jobs[made->job];
+    const uint32_t tensor = plan->layout.shards[0].order[i];
+    const uint32_t job = plan->outputs[tensor].job, count = qc_unit_count(p, tensor);
     const qc_unit *units = &p->units[p->first_unit[tensor]];
-    uint32_t count = qc_unit_count(p, tensor);
-    QC_TRY(qc_out_tensor_name(&rows->name, &o, err));
-    t->name = rows->name.data;
-    t->dtype = o.st.dtype;
-    t->ndim = o.st.ndim;
-    memcpy(t->dims, o.st.dims, sizeof t->dims);
-    t->begin = o.st.begin;
-    t->end = o.st.end;
-    t->piece_bytes = o.piece_bytes;
-    t->shard = o.shard;
+    QC_TRY(qc_manifest_plan_row(t, &rows->name, plan, tensor, err));
     QC_TRY(root_of(units, count, offsetof(qc_unit, content), &t->content, err));
     if (plan->options->compress) {
         QC_TRY(root_of(units, count, offsetof(qc_unit, stored), &t->stored, err));
         t->stored_offset = count ? units->file_offset : 0;
-        for (uint32_t i = 0; i < count; i++)
-            t->stored_bytes += units[i].stored_bytes;
+        for (uint32_t u = 0; u < count; u++)
+            t->stored_bytes += units[u].stored_bytes;
     }
-    if (made->role != QC_ROLE_TENSOR_MAIN) {
-        t->scheme = "state";
+    if (!t->source_name)
         return QC_OK;
-    }
-    const qc_checkpoint_tensor *src = &plan->model->tensors[j->source];
-    t->scheme = qc_scheme_name(j->scheme);
-    t->source_name = src->name;
-    t->source_dtype = src->dtype;
-    t->source_piece_bytes = qc_plan_source_piece(plan, tensor);
     QC_TRY(root_of(units, count, offsetof(qc_unit, source), &t->source, err));
-    if (qc_scheme_is_quantized(j->scheme)) {
-        const qc_tensor_error *e = &p->jobs[made->job].error;
+    if (qc_scheme_is_quantized(plan->jobs[job].scheme)) {
+        const qc_tensor_error *e = &p->jobs[job].error;
+        const qc_feedback_result *found = &p->jobs[job].outputs;
         t->has_error = 1;
         t->rel_mse = e->rel_mse;
         t->max_err = e->max_err;
         t->max_err_index = e->max_index;
-        const qc_feedback_result *found = &p->jobs[made->job].outputs;
         rows->outputs = (qc_manifest_outputs){found->rounded, found->calibrated};
-        if (found->rounded > 0)
-            t->outputs = &rows->outputs;
+        t->outputs = found->rounded > 0 ? &rows->outputs : NULL;
     }
     return QC_OK;
 }
@@ -121,29 +128,9 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
     return QC_OK;
 }
 
-/* Shards follow one another in the plan's order, too. */
-static qc_status fill_row(void *ctx, size_t i, qc_manifest_tensor *t, qc_error *err)
-{
-    qc_manifest_rows *rows = ctx;
-    return fill_tensor(t, rows, rows->p->plan->layout.shards[0].order[i], err);
-}
-
 void qc_manifest_rows_deinit(qc_manifest_rows *rows)
 {
     qc_strbuf_deinit(&rows->name);
-}
-
-static qc_status fill_adapters(qc_manifest *m, const qc_plan *plan, qc_error *err)
-{
-    const qc_attached_adapter *a = qc_adapters_of(plan->model, &m->adapter_count);
-    QC_TRY(qc_arena_alloc(plan->arena, &m->adapters, m->adapter_count, sizeof *m->adapters, err));
-    for (size_t i = 0; i < m->adapter_count; i++)
-        m->adapters[i] = (qc_manifest_adapter){.name = a[i].adapter->name,
-                                               .scale = a[i].scale,
-                                               .config = a[i].adapter->config_digest,
-                                               .bytes = a[i].adapter->weights->files[0].file_bytes,
-                                               .weights = a[i].adapter->weights_digest};
-    return QC_OK;
 }
 
 qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
@@ -178,7 +165,14 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
                                o->recipe.rules[i].glob));
     if (plan->device_names)
         QC_TRY(fill_placement(&m->placement, plan, err));
-    QC_TRY(fill_adapters(m, plan, err));
+    const qc_attached_adapter *a = qc_adapters_of(model, &m->adapter_count);
+    QC_TRY(qc_arena_alloc(plan->arena, &m->adapters, m->adapter_count, sizeof *m->adapters, err));
+    for (size_t i = 0; i < m->adapter_count; i++)
+        m->adapters[i] = (qc_manifest_adapter){.name = a[i].adapter->name,
+                                               .scale = a[i].scale,
+                                               .config = a[i].adapter->config_digest,
+                                               .bytes = a[i].adapter->weights->files[0].file_bytes,
+                                               .weights = a[i].adapter->weights_digest};
     m->source_count = model->file_count;
     QC_TRY(qc_arena_alloc(plan->arena, &m->sources, m->source_count, sizeof *m->sources, err));
     for (size_t i = 0; i < model->file_count; i++) {
@@ -189,22 +183,16 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
     return QC_OK;
 }
 
-/* Returns the last component of a path, so that a manifest does not depend on where a file lies. */
-static const char *base_name(const char *path)
-{
-    const char *end = path + strlen(path), *begin;
-    while (end > path && end[-1] == '/')
-        end--;
-    for (begin = end; begin > path && begin[-1] != '/'; begin--)
-        continue;
-    return begin;
-}
-
+/* Gives the last component of a path, so that a manifest does not depend on where a file lies. */
 static qc_status name_of(const char **out, const qc_plan *plan, const char *path, qc_error *err)
 {
-    const char *name = base_name(path);
-    size_t len = strcspn(name, "/");
-    return qc_arena_strndup(plan->arena, out, name, len, err);
+    size_t end = strlen(path);
+    while (end > 0 && path[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/')
+        begin--;
+    return qc_arena_strndup(plan->arena, out, path + begin, end - begin, err);
 }
 
 qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,

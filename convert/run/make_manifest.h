@@ -21,6 +21,10 @@ QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
 /* Fills in what is known before the work: version, options, placement, sources. The rest is
  * empty. */
 QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err);
+/* Fills in what the plan knows of the row of an output tensor; the rest is empty. name gets the text
+ * of its name. */
+QC_NODISCARD qc_status qc_manifest_plan_row(qc_manifest_tensor *t, qc_strbuf *name,
+                                            const qc_plan *plan, uint32_t tensor, qc_error *err);
 /* Fills in what weights were calibrated with. */
 QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                                    const qc_calibrate_report *r, qc_error *err);

@@ -19,16 +19,16 @@
 static qc_status names_of_plan(const char ***names, size_t *count, const qc_plan *plan,
                                qc_error *err)
 {
-    const char **side = NULL;
-    size_t side_count = 0;
-    QC_TRY(qc_side_file_names(&side, &side_count, plan->arena, plan, err));
-    *count = side_count + plan->layout.count;
+    qc_side_file *side = NULL;
+    size_t n = plan->layout.count, side_count = 0;
+    QC_TRY(qc_side_files_list(&side, &side_count, plan->arena, plan, err));
+    *count = n + side_count;
     QC_TRY(qc_arena_alloc(plan->arena, names, *count, sizeof **names, err));
-    for (uint32_t i = 0; i < plan->layout.count; i++)
+    for (size_t i = 0; i < n; i++)
         QC_TRY(qc_arena_printf(plan->arena, &(*names)[i], err, "%s%s", plan->layout.shards[i].name,
                                plan->options->compress ? ".zst" : ""));
-    if (side_count > 0)
-        memcpy(*names + plan->layout.count, side, side_count * sizeof *side);
+    for (size_t i = 0; i < side_count; i++)
+        (*names)[n + i] = side[i].name;
     return QC_OK;
 }
 
@@ -51,42 +51,19 @@ qc_status qc_output_ready(const qc_call *call, int force, const qc_file *root,
     return QC_OK;
 }
 
-qc_status qc_output_ready_for(const qc_output_dir *d, const qc_plan *plan, int force, qc_error *err)
+qc_status qc_output_ready_for(const qc_part_run *part, qc_error *err)
 {
+    const qc_output_dir *d = part->d;
     const char **names = NULL;
     size_t count = 0;
-    QC_TRY(names_of_plan(&names, &count, plan, err));
-    return qc_output_ready(plan->call, force, &d->root, &d->owned, names, count, 0, err);
+    QC_TRY(names_of_plan(&names, &count, part->plan, err));
+    return qc_output_ready(part->plan->call, part->options->force, &d->root, &d->owned, names,
+                           count, 0, err);
 }
 
-/* Looks at an output that is there. *same says whether it is the same; if not, why says what
- * differs. Weights are not compared, because that takes as long as reading them. */
-static qc_status preview_finished(int *same, qc_difference *why, const qc_file *root,
-                                  const qc_plan *plan, int force, qc_error *err)
+qc_status qc_output_preview(const qc_part_run *part, qc_error *err)
 {
-    qc_entry e;
-    QC_TRY(qc_beneath_look(root, QC_MANIFEST_NAME, &e, err));
-    if (e.kind != QC_ENTRY_FILE)
-        return QC_OK;
-    QC_TRY(qc_output_is_finished(same, why, root, plan, QC_LOOK_FILES, err));
-    return *same || force ? QC_OK : qc_output_refuse(why, root->path, err);
-}
-
-static void tell_finished(int same, const qc_difference *why, const qc_call *call,
-                          const qc_convert_options *o)
-{
-    if (*why->there && !same)
-        qc_console_warn(call, "--force would replace %s in %s, which differs from this one: %s",
-                        why->there, o->out, why->text);
-    else if (*why->there && !o->restart && !o->force)
-        qc_console_warn(call,
-                        "%s already holds %s of these files and options; if the weights are the "
-                        "same, too, there is nothing to do",
-                        o->out, why->there);
-}
-
-qc_status qc_output_preview(const qc_plan *plan, const qc_part_run *part, qc_error *err)
-{
+    const qc_plan *plan = part->plan;
     const qc_call *call = plan->call;
     const qc_convert_options *o = part->options;
     const char **names = NULL;
@@ -94,6 +71,7 @@ qc_status qc_output_preview(const qc_plan *plan, const qc_part_run *part, qc_err
     qc_path_kind kind = QC_PATH_MISSING;
     qc_file root = QC_FILE_CLOSED;
     qc_owned owned;
+    qc_entry e;
     qc_difference why = {"", ""};
     int same = 0;
     QC_TRY(qc_path_stat(o->out, &kind, NULL, err));
@@ -101,102 +79,85 @@ qc_status qc_output_preview(const qc_plan *plan, const qc_part_run *part, qc_err
         return QC_OK;
     QC_TRY(names_of_plan(&names, &count, plan, err));
     QC_TRY(qc_beneath_open(&root, o->out, err));
-    qc_status st = preview_finished(&same, &why, &root, plan, o->force, err);
+    qc_status st = qc_beneath_look(&root, QC_MANIFEST_NAME, &e, err);
+    /* Weights are not compared, because that takes as long as reading them. */
+    if (st == QC_OK && e.kind == QC_ENTRY_FILE)
+        st = qc_output_is_finished(&same, &why, &root, plan, QC_LOOK_FILES, err);
+    if (st == QC_OK && e.kind == QC_ENTRY_FILE && !same && !o->force)
+        st = qc_output_refuse(&why, root.path, err);
     if (st == QC_OK)
         st = qc_output_owned(&owned, call->arena, &root, err);
     if (st == QC_OK)
         st = qc_output_ready(call, o->force, &root, &owned, names, count, 1, err);
-    if (st == QC_OK)
-        tell_finished(same, &why, call, o);
     qc_file_discard(&root);
+    if (st == QC_OK && *why.there && !same)
+        qc_console_warn(call, "--force would replace %s in %s, which differs from this one: %s",
+                        why.there, o->out, why.text);
+    else if (st == QC_OK && *why.there && !o->restart && !o->force)
+        qc_console_warn(call,
+                        "%s already holds %s of these files and options; if the weights are the "
+                        "same, too, there is nothing to do",
+                        o->out, why.there);
     return st;
 }
 
 /* ---- room: what is needed ------------------------------------------------------------------- */
 
 /* Adds the bytes of a file, less what an earlier run wrote of it to the staging folder. */
-static qc_status add_file(uint64_t *need, const qc_room *r, const char *name, const char *suffix,
-                          uint64_t bytes, qc_error *err)
+static qc_status add_file(uint64_t *need, const qc_plan *plan, const qc_file *root,
+                          const char *name, const char *suffix, uint64_t bytes, qc_error *err)
 {
     const char *staged = NULL;
     qc_entry e = {.kind = QC_ENTRY_MISSING};
-    if (r->root) {
-        QC_TRY(
-            qc_arena_printf(r->plan->arena, &staged, err, QC_STAGING_NAME "/%s%s", name, suffix));
-        QC_TRY(qc_beneath_look(r->root, staged, &e, err));
+    if (root) {
+        QC_TRY(qc_arena_printf(plan->arena, &staged, err, QC_STAGING_NAME "/%s%s", name, suffix));
+        QC_TRY(qc_beneath_look(root, staged, &e, err));
     }
     *need = qc_sat_add(*need, bytes > e.disk_bytes ? bytes - e.disk_bytes : 0);
     return QC_OK;
 }
 
-/* Adds up shards and copied files. */
-static qc_status add_all(uint64_t *need, const qc_room *r, qc_error *err)
-{
-    const qc_plan *plan = r->plan;
-    for (uint32_t i = 0; i < plan->layout.count; i++) {
-        const qc_shard *s = &plan->layout.shards[i];
-        if (!r->part_of || r->part_of[i] == r->part_index)
-            QC_TRY(add_file(need, r, s->name, plan->options->compress ? ".zst" : "",
-                            qc_sat_add(s->header_bytes, s->data_bytes), err));
-    }
-    for (size_t i = 0; i < plan->model->side_count; i++)
-        QC_TRY(add_file(need, r, plan->model->side[i].path, "", plan->model->side[i].bytes, err));
-    return QC_OK;
-}
-
 /* ---- what a sample of the source compresses to ---------------------------------------------- */
-
-typedef struct {
-    const qc_plan *plan;
-    qc_st_cursor *cursor;
-    qc_frame_coder *coder;
-    void *room, *packed;
-    uint64_t bytes, packed_bytes;
-} sampler;
-
-static qc_status sample_tensor(sampler *s, const qc_checkpoint_tensor *t, qc_error *err)
-{
-    size_t n = t->bytes < SAMPLE_BYTES ? (size_t)t->bytes : SAMPLE_BYTES, packed = 0;
-    if (n == 0)
-        return QC_OK;
-    uint64_t at = (t->bytes - n) / 2;
-    QC_TRY(qc_checkpoint_read(s->plan->model, s->cursor, t, at - at % 8, s->room, n, err));
-    QC_TRY(qc_frame_encode(s->coder, 1, s->room, n, s->packed, qc_frame_bound(SAMPLE_BYTES),
-                           &packed, err));
-    s->bytes += n;
-    s->packed_bytes += packed < n ? packed : n;
-    return QC_OK;
-}
 
 /* Compresses a sample of the source. *ratio is from 0 to 1, and 0 where there is nothing to
  * sample. */
 static qc_status sample_ratio(double *ratio, const qc_plan *plan, qc_error *err)
 {
-    sampler s = {.plan = plan};
-    *ratio = 0;
-    qc_status st = qc_st_cursor_create(&s.cursor, err);
-    if (st == QC_OK)
-        st = qc_frame_coder_create(&s.coder, err);
-    if (st == QC_OK)
-        st = qc_malloc(&s.room, SAMPLE_BYTES, err);
-    if (st == QC_OK)
-        st = qc_malloc(&s.packed, qc_frame_bound(SAMPLE_BYTES), err);
+    qc_st_cursor *cursor = NULL;
+    qc_frame_coder *coder = NULL;
+    unsigned char *plain = NULL, *packed = NULL;
+    uint64_t bytes = 0, packed_bytes = 0;
+    qc_status st = QC_OK;
+    QC_TRY_GOTO(st, done, qc_st_cursor_create(&cursor, err));
+    QC_TRY_GOTO(st, done, qc_frame_coder_create(&coder, err));
+    QC_TRY_GOTO(st, done, qc_malloc(&plain, SAMPLE_BYTES, err));
+    QC_TRY_GOTO(st, done, qc_malloc(&packed, qc_frame_bound(SAMPLE_BYTES), err));
     /* The samples are spread over the bytes of the model, so large weights are seen more often. */
     uint64_t seen = 0, step = plan->source_bytes / SAMPLE_COUNT + 1, next = step / 2;
-    for (uint32_t i = 0; st == QC_OK && i < plan->job_count; i++) {
+    for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_checkpoint_tensor *t = &plan->model->tensors[plan->jobs[i].source];
+        size_t n = t->bytes < SAMPLE_BYTES ? (size_t)t->bytes : SAMPLE_BYTES, len = 0;
         seen = qc_sat_add(seen, t->bytes);
         if (seen <= next)
             continue;
         next = seen + step;
-        st = sample_tensor(&s, t, err);
+        if (n == 0)
+            continue;
+        uint64_t at = (t->bytes - n) / 2;
+        QC_TRY_GOTO(st, done,
+                    qc_checkpoint_read(plan->model, cursor, t, at - at % 8, plain, n, err));
+        QC_TRY_GOTO(
+            st, done,
+            qc_frame_encode(coder, 1, plain, n, packed, qc_frame_bound(SAMPLE_BYTES), &len, err));
+        bytes += n;
+        packed_bytes += len < n ? len : n;
     }
-    if (s.bytes > 0)
-        *ratio = (double)s.packed_bytes / (double)s.bytes;
-    qc_free(s.room);
-    qc_free(s.packed);
-    qc_frame_coder_destroy(s.coder);
-    qc_st_cursor_destroy(s.cursor);
+done:
+    *ratio = bytes > 0 ? (double)packed_bytes / (double)bytes : 0;
+    qc_free(plain);
+    qc_free(packed);
+    qc_frame_coder_destroy(coder);
+    qc_st_cursor_destroy(cursor);
     return st;
 }
 
@@ -247,59 +208,64 @@ qc_status qc_room_check_bytes(const char *where, const char *what, uint64_t need
 }
 
 /* plain: the bytes before compression. */
-static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *err)
+static qc_status check_compressed(const qc_part_run *part, uint64_t plain, qc_error *err)
 {
-    const char *out = r->out;
+    const char *out = part->options->out;
     char needed[QC_SIZE_TEXT_BYTES], found[QC_SIZE_TEXT_BYTES];
     uint64_t room = 0;
     double ratio = 0;
     QC_TRY(free_bytes(&room, out, err));
     if (room >= plain)
         return QC_OK;
-    QC_TRY(sample_ratio(&ratio, r->plan, err));
+    QC_TRY(sample_ratio(&ratio, part->plan, err));
     uint64_t least = (uint64_t)((double)plain * ratio / 2);
     if (room < least)
         return refuse_room(out, "by a sample of the source, the compressed output needs at least",
                            least, room, err);
     qc_console_warn(
-        r->plan->call,
+        part->plan->call,
         "%s: the output is %s before compression, and the disk has %s free; if compression is not "
         "enough, the conversion stops when the disk is full, and the same command continues it",
         out, qc_text_bytes(needed, plain), qc_text_bytes(found, room));
     return QC_OK;
 }
 
-qc_status qc_room_check(const qc_room *r, qc_error *err)
+qc_status qc_room_check(const qc_part_run *part, const qc_file *root, uint64_t calibrated,
+                        qc_error *err)
 {
-    const qc_plan_options *o = r->plan->options;
+    const qc_plan *plan = part->plan;
+    const int compress = plan->options->compress;
     uint64_t need = 0;
-    QC_TRY(add_all(&need, r, err));
-    if (o->compress && r->calibrated == 0)
-        return check_compressed(r, need, err);
-    if (o->compress) /* calibrated weights are never compressed */
+    for (uint32_t i = 0; i < plan->layout.count; i++) {
+        const qc_shard *s = &plan->layout.shards[i];
+        if (qc_share_has(part->share, i))
+            QC_TRY(add_file(&need, plan, root, s->name, compress ? ".zst" : "",
+                            qc_sat_add(s->header_bytes, s->data_bytes), err));
+    }
+    for (size_t i = 0; i < plan->model->side_count; i++)
+        QC_TRY(add_file(&need, plan, root, plan->model->side[i].path, "",
+                        plan->model->side[i].bytes, err));
+    if (compress && calibrated == 0)
+        return check_compressed(part, need, err);
+    if (compress) /* calibrated weights are never compressed */
         need = 0;
-    need = qc_sat_add(need, r->calibrated);
-    return qc_room_check_bytes(r->out,
-                               r->calibrated == need ? "calibrated weights need"
-                               : r->calibrated > 0   ? "the output and calibrated weights need"
-                                                     : "the output needs",
+    need = qc_sat_add(need, calibrated);
+    return qc_room_check_bytes(part->options->out,
+                               calibrated == need ? "calibrated weights need"
+                               : calibrated > 0   ? "the output and calibrated weights need"
+                                                  : "the output needs",
                                need, err);
 }
 
-qc_status qc_output_preview_room(const qc_plan *plan, const qc_part_run *part, qc_error *err)
+qc_status qc_output_preview_room(const qc_part_run *part, qc_error *err)
 {
-    const qc_convert_options *o = part->options;
+    const char *out = part->options->out;
     qc_path_kind kind = QC_PATH_MISSING;
     qc_file root = QC_FILE_CLOSED;
-    QC_TRY(qc_path_stat(o->out, &kind, NULL, err));
+    QC_TRY(qc_path_stat(out, &kind, NULL, err));
     if (kind == QC_PATH_DIR)
-        QC_TRY(qc_beneath_open(&root, o->out, err));
-    qc_room room = {.plan = plan,
-                    .out = o->out,
-                    .part_of = part->part_of,
-                    .part_index = part->rank.index,
-                    .root = kind == QC_PATH_DIR ? &root : NULL};
-    qc_status st = qc_room_check(&room, err);
+        QC_TRY(qc_beneath_open(&root, out, err));
+    qc_status st = qc_room_check(part, kind == QC_PATH_DIR ? &root : NULL, 0, err);
     qc_file_discard(&root);
     return st;
 }

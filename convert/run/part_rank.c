@@ -122,24 +122,24 @@ qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *pla
     return st;
 }
 
-void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint32_t *part_of,
-                          unsigned index)
+int qc_share_has_job(qc_share s, const qc_plan *plan, const qc_job *j)
+{
+    return qc_share_has(s, qc_plan_tensor(plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
+}
+
+void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, qc_share share)
 {
     memset(r->schemes, 0, sizeof r->schemes);
     r->bytes_in = r->bytes_out_content = r->shards = 0;
     for (uint32_t i = 0; i < plan->layout.count; i++)
-        r->shards += !part_of || part_of[i] == index;
+        r->shards += qc_share_has(share, i) ? 1 : 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        if (part_of &&
-            part_of[qc_plan_tensor(plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard] != index)
+        if (!qc_share_has_job(share, plan, j))
             continue;
         qc_report_scheme *s = &r->schemes[j->scheme];
-        uint64_t in = plan->model->tensors[j->source].bytes + j->absorbed_bytes, out = 0;
-        for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
-            if (j->outputs[part] != QC_NO_OUTPUT)
-                out += qc_plan_tensor_bytes(plan, j->outputs[part]);
-        }
+        uint64_t in = plan->model->tensors[j->source].bytes + j->absorbed_bytes;
+        uint64_t out = qc_report_job_bytes(plan, j);
         s->tensors++;
         s->elems += j->elems;
         s->bytes_in += in;
@@ -147,7 +147,7 @@ void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint3
         r->bytes_in += in;
         r->bytes_out_content += out;
     }
-    if (!part_of) {
+    if (!share.part_of) {
         r->bytes_in = plan->source_bytes;
         r->bytes_out_content = plan->tensor_bytes;
     }

@@ -51,9 +51,23 @@ QC_NODISCARD qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, u
 QC_NODISCARD qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *plan,
                                         unsigned parts, qc_error *err);
 
-/* Fills in the sizes and schemes that a report takes from the plan: those of one part's shards, or
- * of all shards where part_of is NULL. */
-void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint32_t *part_of,
-                          unsigned index);
+/* The shards that one process makes. */
+typedef struct {
+    const uint32_t *part_of; /* per shard; NULL: all of them are its own */
+    unsigned index;          /* its part */
+} qc_share;
+
+#define QC_SHARE_ALL ((qc_share){NULL, 0})
+
+static inline int qc_share_has(qc_share s, uint32_t shard)
+{
+    return !s.part_of || s.part_of[shard] == s.index;
+}
+
+/* Is the weight that a job makes in one of these shards? */
+int qc_share_has_job(qc_share s, const qc_plan *plan, const qc_job *j);
+
+/* Fills in the sizes and schemes that a report takes from the plan, of these shards. */
+void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, qc_share share);
 
 #endif

@@ -12,32 +12,17 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define TURN_NAME      "lock-turn"
-#define JOURNAL_PREFIX "journal-"
-#define LOCK_FORMAT    "lock-%05u-of-%05u"
-#define NAME_BYTES     64
-#define PATIENCE_NS    5000000000u
-#define OPEN_TRIES     100
+#define TURN_NAME   "lock-turn"
+#define LOCK_FORMAT "lock-%05u-of-%05u"
+#define NAME_BYTES  64
+#define PATIENCE_NS 5000000000u
+#define OPEN_TRIES  100
 
 /* ---- Turns ---------------------------------------------------------------------------------- */
-
-/* The process that has the turn may be stopped. Then this one waits until somebody does something
- * about it, so it says which process that is. */
-static void tell_holder(const qc_call *call, const qc_file *turn)
-{
-    long pid = qc_dir_lock_holder(turn);
-    if (pid > 0)
-        qc_console_warn(call, "waiting for process %ld, which holds the lock of %s", pid,
-                        turn->path);
-    else
-        qc_console_warn(call,
-                        "waiting for another process, perhaps of another machine, which holds "
-                        "the lock of %s",
-                        turn->path);
-}
 
 qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
                             const qc_call *call, int *gone, qc_error *err)
@@ -55,8 +40,17 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
         if (st == QC_OK)
             st = qc_dir_lock_try(turn, 0, &busy, err);
         if (st == QC_OK && busy && !is_told && qc_clock_ns() - begin_ns >= PATIENCE_NS) {
+            /* That process may be stopped, and then somebody has to do something about it. */
+            long pid = qc_dir_lock_holder(turn);
             is_told = 1;
-            tell_holder(call, turn);
+            if (pid > 0)
+                qc_console_warn(call, "waiting for process %ld, which holds the lock of %s", pid,
+                                turn->path);
+            else
+                qc_console_warn(call,
+                                "waiting for another process, perhaps of another machine, which "
+                                "holds the lock of %s",
+                                turn->path);
         }
         if (st == QC_OK && busy)
             qc_dir_lock_pause();
@@ -75,32 +69,88 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
 
 /* ---- What others left ----------------------------------------------------------------------- */
 
-/* Reads the rank from a name like "journal-00002-of-00004"; any other name is refused. */
-static int parse_name(const char *name, qc_rank *rank)
+static qc_status open_staging(DIR **dir, const qc_output_dir *d, qc_error *err)
+{
+    *dir = opendir(d->staging);
+    if (!*dir)
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be listed: %s", d->staging, strerror(errno));
+    return QC_OK;
+}
+
+/* Finds the next name like "journal-00002-of-00004" and its rank; 0 if there is none. */
+static int next_journal(DIR *dir, qc_rank *rank)
 {
     char again[NAME_BYTES];
-    unsigned at[2] = {0, 0};
-    if (strlen(name) != sizeof "journal-00001-of-00001" - 1)
-        return 0;
-    for (int i = 0; i < 2; i++) {
-        const char *digits = name + sizeof JOURNAL_PREFIX - 1 + i * (5 + 4);
-        for (int k = 0; k < 5; k++)
-            at[i] = at[i] * 10 + (unsigned)(digits[k] - '0') % 10;
+    const struct dirent *e;
+    while ((e = readdir(dir))) {
+        if (strlen(e->d_name) != sizeof "journal-00001-of-00001" - 1)
+            continue;
+        unsigned long at = strtoul(e->d_name + sizeof "journal-" - 1, NULL, 10);
+        unsigned long of = strtoul(e->d_name + sizeof "journal-00001-of-" - 1, NULL, 10);
+        (void)snprintf(again, sizeof again, QC_JOURNAL_NAME, (unsigned)at, (unsigned)of);
+        if (strcmp(again, e->d_name) != 0 || at == 0 || at > of)
+            continue;
+        *rank = (qc_rank){(unsigned)at - 1, (unsigned)of, QC_RANK_ALONE};
+        return 1;
     }
-    (void)snprintf(again, sizeof again, QC_JOURNAL_NAME, at[0], at[1]);
-    if (strcmp(again, name) != 0 || at[0] == 0 || at[0] > at[1])
-        return 0;
-    *rank = (qc_rank){at[0] - 1, at[1], QC_RANK_ALONE};
-    return 1;
+    return 0;
+}
+
+static qc_status remove_journal(const qc_output_dir *d, qc_rank of, qc_error *err)
+{
+    const char *path = NULL;
+    QC_TRY(qc_resume_path(d->arena, &path, d->staging, of.index, of.count, err));
+    return qc_path_remove(path, err);
+}
+
+/* Removes the journal of another conversion, because --restart asked for it; unless a process works
+ * on that conversion now. */
+static qc_status clear_away(const qc_output_dir *d, qc_rank other, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_file f = QC_FILE_CLOSED;
+    int busy = 0;
+    QC_TRY(qc_arena_printf(d->arena, &path, err, "%s/" LOCK_FORMAT, d->staging, other.index + 1,
+                           other.count));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_MISSING) {
+        QC_TRY(qc_file_open_update(&f, path, err));
+        qc_status st = qc_dir_lock_try(&f, 0, &busy, err);
+        qc_file_discard(&f);
+        QC_TRY(st);
+    }
+    if (busy)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "part %u of %u of another conversion is running in %s now; stop it or choose "
+                "another OUT",
+                other.index + 1, other.count, d->path);
+    return remove_journal(d, other, err);
+}
+
+static qc_status refuse_count(const char *out, qc_rank rank, qc_rank other, qc_error *err)
+{
+    if (rank.count == 1)
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "%s holds part %u of %u of an interrupted conversion; continue it with --part %u/%u "
+            "and so on" QC_RESTART_ADVICE,
+            out, other.index + 1, other.count, other.index + 1, other.count);
+    if (other.count == 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s holds an interrupted conversion by one process, and this is part %u of %u; "
+                "continue it with --part 1/1" QC_RESTART_ADVICE,
+                out, rank.index + 1, rank.count);
+    QC_FAIL(err, QC_ERR_USAGE,
+            "%s holds part %u of %u of an interrupted conversion, and this is part %u of %u; "
+            "continue with as many parts as before" QC_RESTART_ADVICE,
+            out, other.index + 1, other.count, rank.index + 1, rank.count);
 }
 
 typedef struct {
-    const qc_output_dir *d;
-    qc_rank rank;
-    int restart;
-    const char *identity;
+    const char *out, *identity;
     size_t identity_bytes;
-    int seen; /* set when the record that is looked for was found */
+    int seen; /* the other's identity was there, and was compared */
 } check;
 
 static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *err)
@@ -110,140 +160,67 @@ static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *e
         return QC_OK;
     c->seen = 1;
     return qc_identity_compare((const char *)r->payload, r->payload_bytes, c->identity,
-                               c->identity_bytes, c->d->path, err);
+                               c->identity_bytes, c->out, err);
 }
 
-static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *err)
-{
-    char name[NAME_BYTES];
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    qc_file f = QC_FILE_CLOSED;
-    *yes = 0;
-    (void)snprintf(name, sizeof name, LOCK_FORMAT, other.index + 1, other.count);
-    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind == QC_PATH_MISSING)
-        return QC_OK;
-    QC_TRY(qc_file_open_update(&f, path, err));
-    qc_status st = qc_dir_lock_try(&f, 0, yes, err);
-    qc_file_discard(&f);
-    return st;
-}
-
-/* Removes the journal of another conversion, because --restart asked for it; unless a process works
- * on that conversion now. */
-static qc_status clear_away(check *c, qc_rank other, const char *name, qc_error *err)
-{
-    int busy = 0;
-    const char *path = NULL;
-    QC_TRY(is_running(c, other, &busy, err));
-    if (busy)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "part %u of %u of another conversion is running in %s now; stop it or choose "
-                "another OUT",
-                other.index + 1, other.count, c->d->path);
-    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
-    return qc_path_remove(path, err);
-}
-
-static qc_status refuse_count(const check *c, qc_rank other, qc_error *err)
-{
-    if (c->rank.count == 1)
-        QC_FAIL(
-            err, QC_ERR_USAGE,
-            "%s holds part %u of %u of an interrupted conversion; continue it with --part %u/%u "
-            "and so on" QC_RESTART_ADVICE,
-            c->d->path, other.index + 1, other.count, other.index + 1, other.count);
-    if (other.count == 1)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s holds an interrupted conversion by one process, and this is part %u of %u; "
-                "continue it with --part 1/1" QC_RESTART_ADVICE,
-                c->d->path, c->rank.index + 1, c->rank.count);
-    QC_FAIL(err, QC_ERR_USAGE,
-            "%s holds part %u of %u of an interrupted conversion, and this is part %u of %u; "
-            "continue with as many parts as before" QC_RESTART_ADVICE,
-            c->d->path, other.index + 1, other.count, c->rank.index + 1, c->rank.count);
-}
-
-static qc_status check_identity(check *c, qc_rank other, const char *name, qc_error *err)
+static qc_status check_other(const qc_output_dir *d, qc_rank other, int restart, check c,
+                             qc_error *err)
 {
     const char *path = NULL;
-    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
-    c->seen = 0;
-    qc_status st = qc_journal_read(path, check_record, c, NULL, err);
+    QC_TRY(qc_resume_path(d->arena, &path, d->staging, other.index, other.count, err));
+    qc_status st = qc_journal_read(path, check_record, &c, NULL, err);
     if (st != QC_ERR_USAGE && st != QC_ERR_INPUT && st != QC_ERR_UNSUPPORTED)
         return st;
-    if (c->restart)
-        return clear_away(c, other, name, err);
+    if (restart)
+        return clear_away(d, other, err);
     qc_error_prefix(err, "part %u of %u", other.index + 1, other.count);
-    return st;
-}
-
-static qc_status check_one(check *c, qc_rank other, const char *name, qc_error *err)
-{
-    const char *path = NULL;
-    if (c->rank.count == 1 && other.count == 1)
-        return QC_OK; /* this is the caller's own, which it looks at when it opens it */
-    if (other.count != c->rank.count)
-        return c->restart ? clear_away(c, other, name, err) : refuse_count(c, other, err);
-    if (other.index != c->rank.index)
-        return check_identity(c, other, name, err);
-    if (!c->restart)
-        return QC_OK;
-    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
-    return qc_path_remove(path, err);
-}
-
-/* Calls fn for each journal in the folder. */
-static qc_status for_each_journal(check *c,
-                                  qc_status (*fn)(check *c, qc_rank, const char *name, qc_error *),
-                                  qc_error *err)
-{
-    const struct dirent *e;
-    qc_rank other;
-    qc_status st = QC_OK;
-    DIR *dir = opendir(c->d->staging);
-    if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s cannot be listed: %s", c->d->staging, strerror(errno));
-    while (st == QC_OK && (e = readdir(dir))) {
-        if (parse_name(e->d_name, &other))
-            st = fn(c, other, e->d_name, err);
-    }
-    closedir(dir);
     return st;
 }
 
 qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restart,
                                 const char *identity, size_t identity_bytes, qc_error *err)
 {
-    check c = {.d = d,
-               .rank = rank,
-               .restart = restart,
-               .identity = identity,
-               .identity_bytes = identity_bytes};
-    return for_each_journal(&c, check_one, err);
+    const check c = {d->path, identity, identity_bytes, 0};
+    DIR *dir = NULL;
+    qc_rank other;
+    QC_TRY(open_staging(&dir, d, err));
+    qc_status st = QC_OK;
+    while (st == QC_OK && next_journal(dir, &other)) {
+        if (rank.count == 1 && other.count == 1)
+            continue; /* this is the caller's own, which it looks at when it opens it */
+        if (other.count != rank.count)
+            st = restart ? clear_away(d, other, err) : refuse_count(d->path, rank, other, err);
+        else if (other.index != rank.index)
+            st = check_other(d, other, restart, c, err);
+        else if (restart)
+            st = remove_journal(d, other, err);
+    }
+    closedir(dir);
+    return st;
 }
 
-static qc_status clear_other(check *c, qc_rank other, const char *name, qc_error *err)
+static qc_status clear_others(const qc_output_dir *d, qc_rank rank, qc_error *err)
 {
-    int own = other.count == c->rank.count && other.index == c->rank.index;
-    return own ? QC_OK : clear_away(c, other, name, err);
-}
-
-static qc_status count_one(check *c, qc_rank other, const char *name, qc_error *err)
-{
-    (void)other, (void)name, (void)err;
-    c->seen = 1;
-    return QC_OK;
+    DIR *dir = NULL;
+    qc_rank other;
+    QC_TRY(open_staging(&dir, d, err));
+    qc_status st = QC_OK;
+    while (st == QC_OK && next_journal(dir, &other)) {
+        if (other.count != rank.count || other.index != rank.index)
+            st = clear_away(d, other, err);
+    }
+    closedir(dir);
+    return st;
 }
 
 qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err)
 {
-    check c = {.d = d};
-    qc_status st = for_each_journal(&c, count_one, err);
-    *yes = c.seen;
-    return st;
+    DIR *dir = NULL;
+    qc_rank other;
+    QC_TRY(open_staging(&dir, d, err));
+    *yes = next_journal(dir, &other);
+    closedir(dir);
+    return QC_OK;
 }
 
 /* ---- Dealing out ---------------------------------------------------------------------------- */
@@ -258,43 +235,37 @@ static qc_status journal_of(const qc_part_run *r, unsigned part, const char **pa
     return qc_resume_path(r->d->arena, path, r->d->staging, part, r->rank.count, err);
 }
 
-static void tell_load(const qc_part_run *r, const uint64_t *load)
-{
-    const qc_plan *plan = r->plan;
-    char own[QC_SIZE_TEXT_BYTES], all[QC_SIZE_TEXT_BYTES];
-    uint64_t sum = 0, most = 0;
-    uint32_t shards = 0;
-    for (unsigned i = 0; i < r->rank.count; i++) {
-        sum += load[i];
-        most = load[i] > most ? load[i] : most;
-    }
-    for (uint32_t i = 0; i < plan->layout.count; i++)
-        shards += r->part_of[i] == r->rank.index;
-    qc_console_detail(plan->call, 1,
-                      "part %u of %u: %" PRIu32 " of %" PRIu32
-                      " shard%s, %s of %s to read and write; the largest part has %.2f of the mean",
-                      r->rank.index + 1, r->rank.count, shards, plan->layout.count,
-                      qc_plural(plan->layout.count), qc_text_bytes(own, load[r->rank.index]),
-                      qc_text_bytes(all, sum),
-                      sum ? (double)most * r->rank.count / (double)sum : 1.0);
-}
-
 qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
                         const qc_convert_options *options, qc_error *err)
 {
-    uint64_t *load = NULL;
+    char own[QC_SIZE_TEXT_BYTES], all[QC_SIZE_TEXT_BYTES];
+    const uint32_t count = plan->layout.count;
+    uint32_t *part_of = NULL, shards = 0;
+    uint64_t *load = NULL, sum = 0, most = 0;
     *r = QC_PART_RUN_NONE;
     r->rank = rank;
     r->plan = plan;
     r->options = options;
-    r->committer = rank.index;
+    r->committer = r->share.index = rank.index;
     if (!is_shared(r))
         return QC_OK;
-    QC_TRY(qc_arena_alloc(plan->arena, &r->part_of, plan->layout.count, sizeof *r->part_of, err));
+    QC_TRY(qc_arena_alloc(plan->arena, &part_of, count, sizeof *part_of, err));
     QC_TRY(qc_arena_alloc(plan->arena, &r->left, rank.count, sizeof *r->left, err));
     QC_TRY(qc_arena_alloc(plan->arena, &load, rank.count, sizeof *load, err));
-    QC_TRY(qc_parts_of_plan(r->part_of, load, plan, rank.count, err));
-    tell_load(r, load);
+    QC_TRY(qc_parts_of_plan(part_of, load, plan, rank.count, err));
+    r->share.part_of = part_of;
+    for (unsigned i = 0; i < rank.count; i++) {
+        sum += load[i];
+        most = load[i] > most ? load[i] : most;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        shards += qc_share_has(r->share, i) ? 1 : 0;
+    qc_console_detail(plan->call, 1,
+                      "part %u of %u: %" PRIu32 " of %" PRIu32
+                      " shard%s, %s of %s to read and write; the largest part has %.2f of the mean",
+                      rank.index + 1, rank.count, shards, count, qc_plural(count),
+                      qc_text_bytes(own, load[rank.index]), qc_text_bytes(all, sum),
+                      sum ? (double)most * rank.count / (double)sum : 1.0);
     return QC_OK;
 }
 
@@ -368,8 +339,7 @@ static qc_status check_staging(qc_part_run *r, weights_of weights, int *complete
     QC_TRY(st);
     if (restart && d->dead.shard_count > 0) {
         /* A process died while it moved files, so half of what the others did is in OUT. */
-        check c = {.d = d, .rank = r->rank, .restart = 1};
-        QC_TRY(for_each_journal(&c, clear_other, err));
+        QC_TRY(clear_others(d, r->rank, err));
         QC_TRY(qc_output_dir_forget_dead(d, err));
     }
     if (restart)
@@ -379,19 +349,6 @@ static qc_status check_staging(qc_part_run *r, weights_of weights, int *complete
     /* Other parts may be at work to replace what is there. */
     QC_TRY(check_finished(r, weights, &same, err));
     *complete = same && (!any || moved);
-    return QC_OK;
-}
-
-/* This takes as long as reading the weights. The turn is given back meanwhile, so the caller looks
- * at everything again. manifest is the one of OUT for which the answer holds. */
-static qc_status check_weights(qc_part_run *r, weights_of *weights, qc_digest *manifest,
-                               qc_error *err)
-{
-    int there = 0, same = 0;
-    QC_TRY(qc_output_dir_manifest(r->d, &there, manifest, err));
-    qc_file_discard(&r->turn);
-    QC_TRY(qc_output_is_of_weights(&same, r->d->path, r->plan, r->part_of, r->rank.index, err));
-    *weights = there && same ? WEIGHTS_SAME : WEIGHTS_OTHER;
     return QC_OK;
 }
 
@@ -457,12 +414,12 @@ static qc_status open_alone(qc_part_run *r, int *complete, qc_error *err)
 }
 
 /* Tries once to enter. *again says that things changed meanwhile, so that it has to be tried
- * again. */
+ * again. manifest is the one of OUT that *weights is known for. */
 static qc_status try_to_open(qc_part_run *r, weights_of *weights, qc_digest *manifest,
                              int *complete, int *again, qc_error *err)
 {
     qc_output_dir *d = r->d;
-    int gone = 0, looks_complete = 0, any = 1;
+    int gone = 0, looks_complete = 0, any = 1, there = 0, same = 0;
     QC_TRY(open_dir(r, err));
     qc_status st = qc_part_turn_take(&r->turn, d, NULL, r->plan->call, &gone, err);
     if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
@@ -472,8 +429,16 @@ static qc_status try_to_open(qc_part_run *r, weights_of *weights, qc_digest *man
     if (st == QC_OK && !gone)
         st = check_staging(r, *weights, &looks_complete, err);
     *complete = looks_complete && *weights == WEIGHTS_SAME && !r->options->restart;
-    if (st == QC_OK && looks_complete && !*complete)
-        st = check_weights(r, weights, manifest, err);
+    if (st == QC_OK && looks_complete && !*complete) {
+        /* To compare weights takes as long as reading them. The turn is given back meanwhile, so
+         * everything is looked at again. */
+        st = qc_output_dir_manifest(d, &there, manifest, err);
+        if (st == QC_OK)
+            qc_file_discard(&r->turn);
+        if (st == QC_OK)
+            st = qc_output_is_of_weights(&same, d->path, r->plan, r->share, err);
+        *weights = there && same ? WEIGHTS_SAME : WEIGHTS_OTHER;
+    }
     *again = gone || (looks_complete && !*complete);
     /* A part that is refused leaves nothing where there was nothing. */
     if (st != QC_OK && !gone && r->turn.fd >= 0 &&
@@ -512,7 +477,7 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, int *complete, qc_error
 void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume)
 {
     for (uint32_t i = 0; is_shared(r) && i < p->plan->layout.count; i++)
-        p->shards[i].foreign = r->part_of[i] != r->rank.index;
+        p->shards[i].foreign = !qc_share_has(r->share, i);
     r->committing = r->committing && qc_resume_found_of(resume)->done;
     if (!r->committing)
         qc_file_discard(&r->turn);
@@ -527,7 +492,7 @@ static int are_shards_there(const qc_part_run *r, const qc_pipeline *p, unsigned
         const qc_shard_state *s = &p->shards[i];
         qc_path_kind kind = QC_PATH_MISSING;
         uint64_t bytes = 0;
-        if (r->part_of[i] != part)
+        if (r->share.part_of[i] != part)
             continue;
         if (!s->kept && part != r->rank.index)
             return 0;
@@ -601,17 +566,6 @@ void qc_part_leave(qc_part_run *r)
     qc_file_discard(&r->turn);
 }
 
-/* Removes all journals except the one that records the commit, which goes last. Should this process
- * die here, that journal tells the next one that everything is in place. */
-static void remove_other_journals(const qc_part_run *r)
-{
-    const char *path = NULL;
-    for (unsigned i = 0; i < r->rank.count; i++) {
-        if (i != r->committer && journal_of(r, i, &path, NULL) == QC_OK)
-            (void)unlink(path);
-    }
-}
-
 /* Takes the turn, unless it is held, and says whether the folder is still there. */
 static int may_clear(qc_part_run *r)
 {
@@ -635,14 +589,19 @@ static void abort_unless_others(qc_part_run *r, int may)
  * alone. */
 void qc_part_close(qc_part_run *r)
 {
+    const char *path = NULL;
     if (is_shared(r) && r->turn.fd < 0) {
         abort_unless_others(r, may_clear(r));
         return;
     }
-    if (is_shared(r)) {
-        remove_other_journals(r);
-        qc_output_dir_clear(r->d);
+    /* The journal that records the commit goes last. Should this process die here, it tells the
+     * next one that everything is in place. */
+    for (unsigned i = 0; is_shared(r) && i < r->rank.count; i++) {
+        if (i != r->committer && journal_of(r, i, &path, NULL) == QC_OK)
+            (void)unlink(path);
     }
+    if (is_shared(r))
+        qc_output_dir_clear(r->d);
     qc_output_dir_abort(r->d);
     qc_file_discard(&r->turn);
 }
@@ -656,7 +615,7 @@ void qc_part_abort(qc_part_run *r, const qc_pipeline *p)
     }
     int may = may_clear(r);
     for (uint32_t i = 0; may && p->shards && i < p->plan->layout.count; i++) {
-        if (r->part_of[i] == r->rank.index && p->shards[i].path)
+        if (qc_share_has(r->share, i) && p->shards[i].path)
             (void)unlink(p->shards[i].path);
     }
     if (may && journal_of(r, r->rank.index, &journal, NULL) == QC_OK)

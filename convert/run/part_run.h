@@ -55,8 +55,8 @@ typedef struct {
     const qc_convert_options *options;
     qc_output_dir *d; /* set by qc_part_open */
     qc_file turn;
-    uint32_t *part_of; /* per shard; NULL: all are this process's; in the plan's arena */
-    unsigned *left;    /* parts that are not done, in rising order; in the plan's arena */
+    qc_share share;
+    unsigned *left; /* parts that are not done, in rising order; in the plan's arena */
     unsigned left_count;
     int committing; /* a process died while it completed OUT: */
     qc_digest manifest;

@@ -87,42 +87,32 @@ static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missin
     return count;
 }
 
-static int misses_part(const qc_pipeline *p, uint32_t job, const unsigned char *have)
+static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
 {
-    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
-        if (qc_role_tensor_is_own((qc_role_tensor)part) &&
-            qc_job_awaits(p, job, (qc_role_tensor)part) && !have[part])
-            return 1;
-    }
-    return 0;
+    return qc_role_tensor_is_own((qc_role_tensor)part) &&
+           qc_job_awaits(p, job, (qc_role_tensor)part);
 }
 
 static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
     qc_pipeline *p = r->p;
     const unsigned char *b = record->payload, *end = b + record->payload_bytes;
-    unsigned char have[QC_ROLE_TENSOR_COUNT] = {0};
-    if (record->payload_bytes < JOB_HEAD_BYTES)
-        return refuse_record(r, record, err);
+    int have[QC_ROLE_TENSOR_COUNT] = {0};
     uint32_t job = qc_load_le32(b), units = qc_load_le32(b + 4), parts = qc_load_le32(b + 8);
-    if (job >= p->plan->job_count)
-        return refuse_record(r, record, err);
     qc_job_state *s = &p->jobs[job];
     qc_job_reset(p, job);
-    uint32_t missing = 0, expected = whole_units(p, job, &missing);
     s->error.rel_mse = qc_f64_of_bits(qc_load_le64(b + 12));
     s->error.max_err = qc_f64_of_bits(qc_load_le64(b + 20));
     s->error.max_index = qc_load_le64(b + 28);
     s->outputs.rounded = qc_f64_of_bits(qc_load_le64(b + 36));
     s->outputs.calibrated = qc_f64_of_bits(qc_load_le64(b + 44));
     b += JOB_HEAD_BYTES;
-    if (units != expected || units > (uint64_t)(end - b) / QC_UNIT_RECORD_BYTES)
+    if (units > (uint64_t)(end - b) / QC_UNIT_RECORD_BYTES)
         return refuse_record(r, record, err);
-    for (uint32_t i = 0; i < units; i++, b += QC_UNIT_RECORD_BYTES) {
+    for (uint32_t i = 0; i < units; i++, b += QC_UNIT_RECORD_BYTES)
         QC_TRY(take_unit(r, record, b, job, err));
-    }
-    (void)whole_units(p, job, &missing);
-    if (missing > 0)
+    uint32_t missing = 0;
+    if (units != whole_units(p, job, &missing) || missing > 0)
         return refuse_record(r, record, err);
     for (uint32_t i = 0; i < parts; i++) {
         if (end - b < (ptrdiff_t)PART_HEAD_BYTES)
@@ -135,8 +125,9 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
         have[part] = 1;
         b += bytes;
     }
-    if (b != end || misses_part(p, job, have))
-        return refuse_record(r, record, err);
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++)
+        if (b != end || (part_goes_along(p, job, part) && !have[part]))
+            return refuse_record(r, record, err);
     atomic_store(&s->left, 0);
     s->kept = s->finished = s->begun = 1;
     atomic_store(&s->recorded, 1);
@@ -149,8 +140,6 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
 static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_error *err)
 {
     qc_pipeline *p = r->p;
-    if (record->payload_bytes != QC_UNIT_RECORD_BYTES)
-        return refuse_record(r, record, err);
     uint32_t index = qc_load_le32(record->payload);
     int again = index < p->unit_count && p->units[index].kept;
     QC_TRY(take_unit(r, record, record->payload, QC_NO_OUTPUT, err));
@@ -163,47 +152,6 @@ static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_e
         return refuse_record(r, record, err);
     if (atomic_fetch_sub(&s->derived_left, 1) == 1)
         qc_job_release(s);
-    return QC_OK;
-}
-
-static qc_status take_shard(qc_resume *r, const qc_journal_record *record, qc_error *err)
-{
-    qc_pipeline *p = r->p;
-    const unsigned char *b = record->payload;
-    if (record->payload_bytes != SHARD_BYTES || qc_load_le32(b) >= p->plan->layout.count)
-        return refuse_record(r, record, err);
-    qc_shard_state *s = &p->shards[qc_load_le32(b)];
-    s->file_bytes = qc_load_le64(b + 4);
-    s->table_bytes = qc_load_le64(b + 12);
-    memcpy(&s->table, b + 20, QC_DIGEST_BYTES);
-    s->kept = s->table_bytes <= s->file_bytes;
-    return QC_OK;
-}
-
-static qc_status take_begin(qc_resume *r, const qc_journal_record *record, qc_error *err)
-{
-    if (record->payload_bytes != 4 || qc_load_le32(record->payload) >= r->p->plan->job_count)
-        return refuse_record(r, record, err);
-    r->p->jobs[qc_load_le32(record->payload)].begun = 1;
-    return QC_OK;
-}
-
-static qc_status take_times(qc_resume *r, const qc_journal_record *record, qc_error *err)
-{
-    size_t files = r->p->plan->model->file_count;
-    if (record->payload_bytes != files * TIME_BYTES)
-        return refuse_record(r, record, err);
-    for (size_t i = 0; i < files; i++)
-        r->times[i] = qc_load_le64(record->payload + i * TIME_BYTES);
-    r->has_times = 1;
-    return QC_OK;
-}
-
-static qc_status take_identity(qc_resume *r, const qc_journal_record *record, qc_error *err)
-{
-    QC_TRY(qc_identity_compare((const char *)record->payload, record->payload_bytes,
-                               r->identity.data, r->identity.len, r->d->path, err));
-    r->has_identity = 1;
     return QC_OK;
 }
 
@@ -223,37 +171,79 @@ static qc_status take_end(void *ctx, const qc_journal_record *record, qc_error *
     return QC_OK;
 }
 
-qc_status qc_resume_read_commit(qc_resume_found *found, const char *path, qc_error *err)
+/* Reads a journal, if it is there. */
+static qc_status read_journal(const char *path, qc_journal_fn fn, void *ctx, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_MISSING;
-    memset(found, 0, sizeof *found);
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    return kind == QC_PATH_MISSING ? QC_OK : qc_journal_read(path, take_end, found, NULL, err);
+    return kind == QC_PATH_MISSING ? QC_OK : qc_journal_read(path, fn, ctx, NULL, err);
+}
+
+qc_status qc_resume_read_commit(qc_resume_found *found, const char *path, qc_error *err)
+{
+    memset(found, 0, sizeof *found);
+    return read_journal(path, take_end, found, err);
+}
+
+/* Has a record the length of its type, and does it speak of a job or shard that there is? */
+static int fits(const qc_resume *r, const qc_journal_record *record)
+{
+    const qc_plan *plan = r->p->plan;
+    const size_t bytes = record->payload_bytes;
+    switch (record->type) {
+    case QC_RECORD_TIMES:
+        return bytes == plan->model->file_count * TIME_BYTES;
+    case QC_RECORD_BEGIN:
+        return bytes == 4 && qc_load_le32(record->payload) < plan->job_count;
+    case QC_RECORD_JOB:
+        return bytes >= JOB_HEAD_BYTES && qc_load_le32(record->payload) < plan->job_count;
+    case QC_RECORD_UNIT:
+        return bytes == QC_UNIT_RECORD_BYTES;
+    case QC_RECORD_SHARD:
+        return bytes == SHARD_BYTES && qc_load_le32(record->payload) < plan->layout.count;
+    case QC_RECORD_COMMIT:
+        return bytes == QC_DIGEST_BYTES;
+    default:
+        return 1;
+    }
 }
 
 qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_error *err)
 {
     qc_resume *r = ctx;
-    if (!r->has_identity && record->type != QC_RECORD_IDENTITY)
+    qc_pipeline *p = r->p;
+    const unsigned char *b = record->payload;
+    if ((!r->has_identity && record->type != QC_RECORD_IDENTITY) || !fits(r, record))
         return refuse_record(r, record, err);
     QC_TRY(take_end(&r->found, record, err));
     switch (record->type) {
     case QC_RECORD_IDENTITY:
-        return take_identity(r, record, err);
+        QC_TRY(qc_identity_compare((const char *)b, record->payload_bytes, r->identity.data,
+                                   r->identity.len, r->d->path, err));
+        r->has_identity = 1;
+        return QC_OK;
     case QC_RECORD_TIMES:
-        return take_times(r, record, err);
+        for (size_t i = 0; i < p->plan->model->file_count; i++)
+            r->times[i] = qc_load_le64(b + i * TIME_BYTES);
+        r->has_times = 1;
+        return QC_OK;
     case QC_RECORD_BEGIN:
-        return take_begin(r, record, err);
+        p->jobs[qc_load_le32(b)].begun = 1;
+        return QC_OK;
     case QC_RECORD_JOB:
         return take_job(r, record, err);
     case QC_RECORD_UNIT:
         return take_single(r, record, err);
-    case QC_RECORD_SHARD:
-        return take_shard(r, record, err);
-    case QC_RECORD_COMMIT:
-        return record->payload_bytes == QC_DIGEST_BYTES ? QC_OK : refuse_record(r, record, err);
+    case QC_RECORD_SHARD: {
+        qc_shard_state *s = &p->shards[qc_load_le32(b)];
+        s->file_bytes = qc_load_le64(b + 4);
+        s->table_bytes = qc_load_le64(b + 12);
+        memcpy(&s->table, b + 20, QC_DIGEST_BYTES);
+        s->kept = s->table_bytes <= s->file_bytes;
+        return QC_OK;
+    }
     default:
-        return QC_OK; /* DONE and types that nobody writes say nothing of the pipeline */
+        return QC_OK; /* DONE, COMMIT and types that nobody writes say nothing of the pipeline */
     }
 }
 
@@ -264,30 +254,23 @@ int qc_resume_is_ours(const qc_pipeline *p, uint32_t unit)
     return p->units[unit].kept && !p->shards[p->units[unit].shard].foreign;
 }
 
-static void count_found(qc_resume *r)
+void qc_resume_count(qc_resume *r)
 {
     const qc_pipeline *p = r->p;
     qc_resume_found *f = &r->found;
     f->jobs_kept = 0;
+    f->jobs_redone = r->begun_before;
     f->bytes_kept = f->stored_kept = 0;
     for (uint32_t i = 0; i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
         if (!p->jobs[i].kept)
             continue;
         f->jobs_kept++;
+        f->jobs_redone -= p->jobs[i].begun;
         f->bytes_kept += p->plan->model->tensors[j->source].bytes + j->absorbed_bytes;
     }
     for (uint32_t i = 0; i < p->unit_count; i++)
         f->stored_kept += qc_resume_is_ours(p, i) ? p->units[i].stored_bytes : 0;
-}
-
-void qc_resume_count(qc_resume *r)
-{
-    uint32_t kept_of_begun = 0;
-    count_found(r);
-    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
-        kept_of_begun += r->p->jobs[i].kept && r->p->jobs[i].begun;
-    r->found.jobs_redone = r->begun_before - kept_of_begun;
 }
 
 /* ---- Recording ---- */
@@ -318,12 +301,6 @@ static qc_status add_shard(void *resume, uint32_t shard, qc_error *err)
     qc_store_le64(b + 12, s->table_bytes);
     memcpy(b + 20, &s->table, QC_DIGEST_BYTES);
     return qc_journal_append(r->journal, QC_RECORD_SHARD, b, sizeof b, err);
-}
-
-static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
-{
-    return qc_role_tensor_is_own((qc_role_tensor)part) &&
-           qc_job_awaits(p, job, (qc_role_tensor)part);
 }
 
 static qc_status add_job(void *resume, uint32_t job, qc_error *err)
@@ -395,14 +372,6 @@ qc_status qc_resume_add_times(qc_resume *r, qc_error *err)
     return st;
 }
 
-static qc_status begin_journal(qc_resume *r, qc_error *err)
-{
-    QC_TRY(
-        qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data, r->identity.len, err));
-    QC_TRY(qc_resume_add_times(r, err));
-    return qc_journal_sync(r->journal, err);
-}
-
 qc_status qc_resume_path(qc_arena *arena, const char **out, const char *staging,
                          unsigned part_index, unsigned part_count, qc_error *err)
 {
@@ -410,45 +379,46 @@ qc_status qc_resume_path(qc_arena *arena, const char **out, const char *staging,
                            part_count);
 }
 
-static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_count, qc_error *err)
-{
-    const qc_checkpoint *m = r->p->plan->model;
-    QC_TRY(qc_resume_path(&r->arena, &r->path, r->d->staging, part_index, part_count, err));
-    QC_TRY(qc_identity_make(&r->identity, r->p->plan, part_count, err));
-    QC_TRY(qc_arena_alloc(&r->arena, &r->times, m->file_count, sizeof *r->times, err));
-    QC_TRY(qc_arena_alloc(&r->arena, &r->times_now, m->file_count, sizeof *r->times_now, err));
-    for (size_t i = 0; i < m->file_count; i++)
-        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
-    qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
-    if (st == QC_ERR_UNSUPPORTED)
-        QC_FAIL(err, st,
-                "%s: the journal of an interrupted conversion does not begin as one of this "
-                "version of qconv does: it is damaged, or of another version" QC_RESTART_ADVICE,
-                r->path);
-    QC_TRY(st);
-    if (!r->has_identity)
-        return begin_journal(r, err);
-    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
-        r->begun_before += r->p->jobs[i].begun != 0;
-    r->found.continued = r->has_work;
-    qc_resume_count(r);
-    return QC_OK;
-}
-
 qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsigned part_index,
                          unsigned part_count, qc_error *err)
 {
-    *out = NULL;
+    const qc_checkpoint *m = p->plan->model;
     qc_resume *r = NULL;
+    qc_status st = QC_OK;
+    *out = NULL;
     QC_TRY(qc_calloc(&r, 1, sizeof(qc_resume), err));
     r->p = p;
     r->d = d;
     qc_arena_init(&r->arena);
     qc_strbuf_init(&r->identity, IDENTITY_MAX);
-    qc_status st = open_journal(r, part_index, part_count, err);
-    if (st != QC_OK) {
-        qc_resume_close(r);
-        return st;
+    QC_TRY_GOTO(st, failed,
+                qc_resume_path(&r->arena, &r->path, d->staging, part_index, part_count, err));
+    QC_TRY_GOTO(st, failed, qc_identity_make(&r->identity, p->plan, part_count, err));
+    QC_TRY_GOTO(st, failed,
+                qc_arena_alloc(&r->arena, &r->times, m->file_count, sizeof *r->times, err));
+    QC_TRY_GOTO(st, failed,
+                qc_arena_alloc(&r->arena, &r->times_now, m->file_count, sizeof *r->times, err));
+    for (size_t i = 0; i < m->file_count; i++)
+        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
+    st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
+    if (st == QC_ERR_UNSUPPORTED)
+        st = QC_ERROR(
+            err, st,
+            "%s: the journal of an interrupted conversion does not begin as one of this "
+            "version of qconv does: it is damaged, or of another version" QC_RESTART_ADVICE,
+            r->path);
+    QC_TRY_GOTO(st, failed, st);
+    if (!r->has_identity) {
+        QC_TRY_GOTO(st, failed,
+                    qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data,
+                                      r->identity.len, err));
+        QC_TRY_GOTO(st, failed, qc_resume_add_times(r, err));
+        QC_TRY_GOTO(st, failed, qc_journal_sync(r->journal, err));
+    } else {
+        for (uint32_t i = 0; i < p->plan->job_count; i++)
+            r->begun_before += p->jobs[i].begun != 0;
+        r->found.continued = r->has_work;
+        qc_resume_count(r);
     }
     r->recorder = (qc_recorder){.ctx = r,
                                 .journal = r->journal,
@@ -459,6 +429,9 @@ qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsi
     p->recorder = &r->recorder;
     *out = r;
     return QC_OK;
+failed:
+    qc_resume_close(r);
+    return st;
 }
 
 void qc_resume_close(qc_resume *r)
@@ -501,56 +474,43 @@ qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *er
     return qc_journal_sync(r->journal, err);
 }
 
-/* ---- The journals of other parts ---- */
+/* ---- Times of the source, and the journals of other parts ---- */
+
+size_t qc_resume_first_changed(const qc_resume *r, const uint64_t *times)
+{
+    size_t i = 0;
+    while (i < r->p->plan->model->file_count && times[i] == r->times_now[i])
+        i++;
+    return i;
+}
 
 int qc_resume_is_done(const qc_resume *r)
 {
-    if (!r->found.done || !r->has_times)
-        return 0;
-    for (size_t i = 0; i < r->p->plan->model->file_count; i++) {
-        if (r->times[i] != r->times_now[i])
-            return 0;
-    }
-    return 1;
-}
-
-static qc_status compare_times(const qc_resume *r, const qc_resume *other, unsigned part_index,
-                               qc_error *err)
-{
-    const qc_checkpoint *m = r->p->plan->model;
-    for (size_t i = 0; other->has_times && i < m->file_count; i++) {
-        if (other->times[i] != r->times_now[i])
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s was modified since part %u read it; start part %u again, which compares "
-                    "what it read with what is there now",
-                    m->files[i].path, part_index + 1, part_index + 1);
-    }
-    return QC_OK;
-}
-
-static qc_status read_other(const qc_resume *r, qc_resume *other, qc_error *err)
-{
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_stat(other->path, &kind, NULL, err));
-    if (kind == QC_PATH_MISSING)
-        return QC_OK;
-    QC_TRY(qc_arena_alloc(&other->arena, &other->times, r->p->plan->model->file_count,
-                          sizeof *other->times, err));
-    return qc_journal_read(other->path, qc_resume_take_record, other, NULL, err);
+    return r->found.done && r->has_times &&
+           qc_resume_first_changed(r, r->times) == r->p->plan->model->file_count;
 }
 
 qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
                               int same_times, qc_resume_found *found, qc_error *err)
 {
+    const qc_checkpoint *m = r->p->plan->model;
     qc_resume other = {.p = r->p, .d = r->d, .identity = r->identity};
     memset(found, 0, sizeof *found);
     qc_arena_init(&other.arena);
     qc_status st =
         qc_resume_path(&other.arena, &other.path, r->d->staging, part_index, part_count, err);
     if (st == QC_OK)
-        st = read_other(r, &other, err);
-    if (st == QC_OK && other.found.done && same_times)
-        st = compare_times(r, &other, part_index, err);
+        st = qc_arena_alloc(&other.arena, &other.times, m->file_count, sizeof *other.times, err);
+    if (st == QC_OK)
+        st = read_journal(other.path, qc_resume_take_record, &other, err);
+    if (st == QC_OK && other.found.done && same_times && other.has_times) {
+        const size_t changed = qc_resume_first_changed(r, other.times);
+        if (changed < m->file_count)
+            st = QC_ERROR(err, QC_ERR_INPUT,
+                          "%s was modified since part %u read it; start part %u again, which "
+                          "compares what it read with what is there now",
+                          m->files[changed].path, part_index + 1, part_index + 1);
+    }
     if (st == QC_OK)
         *found = other.found;
     qc_arena_deinit(&other.arena);

@@ -39,30 +39,6 @@ static qc_status turn_to(open_file *o, const qc_pipeline *p, uint32_t shard, qc_
                                    : qc_file_open_read(&o->file, p->shards[shard].path, err);
 }
 
-/* Compares the frame on the disk with its digest. */
-static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t index, qc_error *err)
-{
-    qc_pipeline *p = w->p;
-    const qc_unit *u = &p->units[index];
-    int compressed = qc_pipeline_is_compressed(p);
-    unsigned char *buf = compressed ? w->stored : w->content;
-    qc_error trouble = {0};
-    QC_TRY(turn_to(o, p, u->shard, err));
-    qc_status st = QC_ERR_TRUNCATED;
-    if (o->file.fd >= 0)
-        st = qc_file_pread(&o->file, buf, u->stored_bytes, u->file_offset, &trouble);
-    if (st != QC_OK && st != QC_ERR_TRUNCATED) {
-        if (err)
-            *err = trouble;
-        return st;
-    }
-    qc_digest found = qc_digest_bytes(buf, st == QC_OK ? u->stored_bytes : 0);
-    c->damaged[index] = !qc_digest_equal(&found, compressed ? &u->stored : &u->content);
-    if (c->progress)
-        c->progress(c->progress_ctx, u->stored_bytes);
-    return QC_OK;
-}
-
 /* Has a file that the tensor is read from another time? */
 static int is_touched(const checker *c, const qc_plan *plan, const qc_checkpoint_tensor *t)
 {
@@ -72,32 +48,25 @@ static int is_touched(const checker *c, const qc_plan *plan, const qc_checkpoint
     return any;
 }
 
-/* The scales of a weight that is stored as codes are in no digest. So where their file has another
- * time, the weight is made again. */
-static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job *j)
-{
-    uint32_t tensors[QC_JOB_TENSORS_MAX];
-    size_t count = qc_job_tensors(j, tensors);
-    for (size_t i = 0; i < count; i++) {
-        if (tensors[i] != j->source && is_touched(c, plan, &plan->model->tensors[tensors[i]]))
-            return 1;
-    }
-    return 0;
-}
-
 /* Does the source still hold what the frame was made of? */
 static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc_error *err)
 {
     const qc_plan *plan = w->p->plan;
     const qc_unit *u = &w->p->units[index];
+    uint32_t tensors[QC_JOB_TENSORS_MAX];
     qc_digest now;
     if (u->kind != QC_UNIT_MAIN)
         return QC_OK;
     const qc_job *j = &plan->jobs[plan->outputs[u->tensor].job];
     const qc_checkpoint_tensor *t = &plan->model->tensors[j->source];
-    if (has_other_scales(c, plan, j)) {
-        c->damaged[index] = OTHER_SCALES;
-        return QC_OK;
+    /* The scales of a weight that is stored as codes are in no digest. So where their file has
+     * another time, the weight is made again. */
+    size_t count = qc_job_tensors(j, tensors);
+    for (size_t i = 0; i < count; i++) {
+        if (tensors[i] != j->source && is_touched(c, plan, &plan->model->tensors[tensors[i]])) {
+            c->damaged[index] = OTHER_SCALES;
+            return QC_OK;
+        }
     }
     if (!is_touched(c, plan, t))
         return QC_OK;
@@ -110,10 +79,29 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
     return QC_OK;
 }
 
+/* Reads `bytes` bytes of a staged shard and says whether they have this digest. A shard that is
+ * missing or too short has not. */
+static qc_status is_as_recorded(const open_file *o, uint64_t offset, void *buf, size_t bytes,
+                                const qc_digest *digest, int *yes, qc_error *err)
+{
+    qc_error trouble = {0};
+    *yes = 0;
+    qc_status st =
+        o->file.fd < 0 ? QC_ERR_TRUNCATED : qc_file_pread(&o->file, buf, bytes, offset, &trouble);
+    if (st == QC_OK) {
+        const qc_digest found = qc_digest_bytes(buf, bytes);
+        *yes = qc_digest_equal(&found, digest);
+    } else if (st != QC_ERR_TRUNCATED && err) {
+        *err = trouble;
+    }
+    return st == QC_ERR_TRUNCATED ? QC_OK : st;
+}
+
 static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     checker *c = ctx;
     qc_pipeline *p = c->r->p;
+    const int compressed = qc_pipeline_is_compressed(p);
     qc_worker w;
     open_file o = {QC_FILE_CLOSED, UINT32_MAX};
     (void)index;
@@ -124,9 +112,18 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
             break;
         if (!qc_resume_is_ours(p, i))
             continue;
+        const qc_unit *u = &p->units[i];
+        int whole = 0;
         st = qc_worker_look_up(&w, err);
         if (st == QC_OK)
-            st = check_frame(c, &w, &o, i, err);
+            st = turn_to(&o, p, u->shard, err);
+        if (st == QC_OK)
+            st =
+                is_as_recorded(&o, u->file_offset, compressed ? w.stored : w.content,
+                               u->stored_bytes, compressed ? &u->stored : &u->content, &whole, err);
+        c->damaged[i] = !whole;
+        if (st == QC_OK && c->progress)
+            c->progress(c->progress_ctx, u->stored_bytes);
         if (st == QC_OK)
             st = check_source(c, &w, i, err);
     }
@@ -141,23 +138,18 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
     qc_shard_state *s = &p->shards[shard];
     open_file o = {QC_FILE_CLOSED, UINT32_MAX};
     uint64_t bytes = 0;
-    void *v = NULL;
-    size_t n = (size_t)s->table_bytes;
+    unsigned char *table = NULL;
     QC_TRY(turn_to(&o, p, shard, err));
     s->kept = 0;
-    if (o.file.fd < 0)
-        return QC_OK;
-    qc_status st = qc_file_size(&o.file, &bytes, err);
-    if (st == QC_OK && bytes == s->file_bytes) {
-        qc_digest found = qc_digest_bytes(NULL, 0);
-        st = qc_malloc(&v, n, err);
-        if (st == QC_OK)
-            st = qc_file_pread(&o.file, v, n, bytes - n, err);
-        if (st == QC_OK)
-            found = qc_digest_bytes(v, n);
-        s->kept = st == QC_OK && (n == 0 || qc_digest_equal(&found, &s->table));
+    qc_status st = o.file.fd < 0 ? QC_OK : qc_file_size(&o.file, &bytes, err);
+    if (st == QC_OK && o.file.fd >= 0 && bytes == s->file_bytes) {
+        size_t n = (size_t)s->table_bytes;
+        s->kept = n == 0;
+        st = qc_malloc(&table, n, err);
+        if (st == QC_OK && n > 0)
+            st = is_as_recorded(&o, bytes - n, table, n, &s->table, &s->kept, err);
     }
-    qc_free(v);
+    qc_free(table);
     qc_file_discard(&o.file);
     return st;
 }
@@ -242,41 +234,35 @@ static qc_status take_out(checker *c, qc_error *err)
     return take_derived_out(c, err);
 }
 
-static qc_status check_all(checker *c, qc_error *err)
-{
-    qc_resume *r = c->r;
-    qc_pipeline *p = r->p;
-    const qc_checkpoint *m = p->plan->model;
-    int any_changed = !r->has_times;
-    for (size_t i = 0; i < m->file_count; i++) {
-        c->changed[i] = !r->has_times || r->times[i] != r->times_now[i];
-        any_changed |= c->changed[i];
-    }
-    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
-        if (p->shards[i].kept && !p->shards[i].foreign)
-            QC_TRY(check_table(p, i, err));
-    }
-    if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
-        QC_TRY(qc_team_run(p->threads, check_units, c, err));
-    QC_TRY(take_out(c, err));
-    /* As long as weights have to be made again only because of these times, the next run has to see
-     * that too. */
-    return any_changed && !r->times_due ? qc_resume_add_times(r, err) : QC_OK;
-}
-
 qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t bytes),
                           void *progress_ctx, qc_error *err)
 {
+    qc_pipeline *p = r->p;
+    const qc_checkpoint *m = p->plan->model;
     checker c = {.r = r, .progress = progress, .progress_ctx = progress_ctx};
+    int any_changed = !r->has_times;
+    qc_status st = QC_OK;
     atomic_init(&c.next, 0);
-    QC_TRY(qc_calloc(&c.damaged, r->p->unit_count, 1, err));
-    qc_status st = qc_calloc(&c.changed, r->p->plan->model->file_count, 1, err);
-    if (st == QC_OK)
-        st = qc_calloc(&c.again, r->p->plan->job_count, 1, err);
-    if (st == QC_OK)
-        st = check_all(&c, err);
-    if (st == QC_OK)
-        qc_resume_count(r);
+    QC_TRY_GOTO(st, done, qc_calloc(&c.damaged, p->unit_count, 1, err));
+    QC_TRY_GOTO(st, done, qc_calloc(&c.changed, m->file_count, 1, err));
+    QC_TRY_GOTO(st, done, qc_calloc(&c.again, p->plan->job_count, 1, err));
+    for (size_t i = 0; i < m->file_count; i++) {
+        c.changed[i] = !r->has_times || r->times[i] != r->times_now[i];
+        any_changed |= c.changed[i];
+    }
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        if (p->shards[i].kept && !p->shards[i].foreign)
+            QC_TRY_GOTO(st, done, check_table(p, i, err));
+    }
+    if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
+        QC_TRY_GOTO(st, done, qc_team_run(p->threads, check_units, &c, err));
+    QC_TRY_GOTO(st, done, take_out(&c, err));
+    /* As long as weights have to be made again only because of these times, the next run has to see
+     * that too. */
+    if (any_changed && !r->times_due)
+        QC_TRY_GOTO(st, done, qc_resume_add_times(r, err));
+    qc_resume_count(r);
+done:
     qc_free(c.again);
     qc_free(c.changed);
     qc_free(c.damaged);

@@ -102,30 +102,16 @@ static int same_group(const qc_job *a, const qc_job *b)
     return a->scheme == b->scheme && a->block_elems == b->block_elems;
 }
 
-/* The number of groups; first[g] is the first job of group g. */
-static uint32_t find_groups(const qc_plan *plan, const qc_job **first)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        uint32_t g = 0;
-        while (g < count && !same_group(first[g], j))
-            g++;
-        if (qc_scheme_is_quantized(j->scheme) && g == count && count < GROUPS_MAX)
-            first[count++] = j;
-    }
-    return count;
-}
-
 static const char *format_word(const qc_job *j)
 {
     return qc_schemes[j->scheme].role_tensors >> QC_ROLE_TENSOR_SHAPE & 1 ? "pack-quantized"
                                                                           : "int-quantized";
 }
 
-static void write_integers(qc_json_writer *w, unsigned bits, const char *strategy, int dynamic,
-                           uint32_t group)
+static void write_integers(qc_json_writer *w, const char *key, unsigned bits, const char *strategy,
+                           int dynamic, uint32_t group)
 {
+    qc_json_begin_object(w, key);
     qc_json_put_bool(w, "dynamic", dynamic);
     if (group)
         qc_json_put_u64(w, "group_size", group);
@@ -154,101 +140,78 @@ static qc_status write_targets(qc_json_writer *w, const qc_plan *plan, const qc_
     return QC_OK;
 }
 
-static qc_status write_group(qc_json_writer *w, const qc_plan *plan, const qc_job *of, int all,
-                             qc_error *err)
-{
-    const qc_scheme_row *row = &qc_schemes[of->scheme];
-    qc_json_put_text(w, "format", format_word(of));
-    if (row->activation_bits == 8) {
-        qc_json_begin_object(w, "input_activations");
-        write_integers(w, 8, "token", 1, 0);
-    } else {
-        qc_json_put_text(w, "input_activations", NULL);
-    }
-    qc_json_put_text(w, "output_activations", NULL);
-    QC_TRY(write_targets(w, plan, of, all, err));
-    qc_json_begin_object(w, "weights");
-    write_integers(w, row->bits, of->block_elems ? "group" : "channel", 0, of->block_elems);
-    return QC_OK;
-}
-
 static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_plan *plan,
                                                  qc_error *err)
 {
-    const qc_job *first[GROUPS_MAX];
+    const qc_job *first[GROUPS_MAX] = {NULL};
     char name[32];
-    uint32_t count = find_groups(plan, first);
+    uint32_t count = 0;
     int mixed = 0;
-    for (uint32_t g = 1; g < count; g++)
-        mixed |= strcmp(format_word(first[g]), format_word(first[0])) != 0;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        uint32_t g = 0;
+        while (g < count && !same_group(first[g], j))
+            g++;
+        if (qc_scheme_is_quantized(j->scheme) && g == count && count < GROUPS_MAX)
+            first[count++] = j;
+    }
     qc_json_begin_object(w, "config_groups");
     for (uint32_t g = 0; g < count; g++) {
+        const qc_job *j = first[g];
+        const qc_scheme_row *row = &qc_schemes[j->scheme];
+        mixed |= strcmp(format_word(j), format_word(first[0])) != 0;
         (void)snprintf(name, sizeof name, "group_%u", g);
         qc_json_begin_object(w, name);
-        QC_TRY(write_group(w, plan, first[g], count == 1, err));
+        qc_json_put_text(w, "format", format_word(j));
+        if (row->activation_bits == 8)
+            write_integers(w, "input_activations", 8, "token", 1, 0);
+        else
+            qc_json_put_null(w, "input_activations");
+        qc_json_put_null(w, "output_activations");
+        QC_TRY(write_targets(w, plan, j, count == 1, err));
+        write_integers(w, "weights", row->bits, j->block_elems ? "group" : "channel", 0,
+                       j->block_elems);
         qc_json_end(w);
     }
     qc_json_end(w);
     qc_json_put_text(w, "format", mixed ? "mixed-precision" : format_word(first[0]));
     write_skip_modules(w, "ignore", plan);
-    qc_json_put_text(w, "kv_cache_scheme", NULL);
+    qc_json_put_null(w, "kv_cache_scheme");
     qc_json_put_text(w, "quant_method", "compressed-tensors");
     qc_json_put_text(w, "quantization_status", "compressed");
     return QC_OK;
 }
 
-/* Sets quantization_config, which lies one level deep. */
-static qc_status set_quantization_config(qc_strbuf *text, const qc_plan *plan, qc_error *err)
+/* Sets quantization_config or, in that of the source, only the list of plain modules. */
+static qc_status set_quantization(qc_strbuf *text, const qc_plan *plan, int only_list,
+                                  qc_error *err)
 {
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
     qc_strbuf value;
     qc_json_writer w;
     qc_status st = QC_OK;
     qc_strbuf_init(&value, SIDE_TEXT_MAX);
-    qc_json_begin_text(&w, &value, err);
-    w.indent = 1;
-    if (plan->own_form)
-        write_own_config(&w, plan);
-    else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
-        st = write_compressed_tensors_config(&w, plan, err);
-    else
-        write_bnb_config(&w, plan);
-    qc_json_end(&w);
+    qc_json_write_init(&w, &value, err);
+    w.indent = only_list ? 2 : 1;
+    if (only_list) {
+        write_skip_modules(&w, NULL, plan);
+    } else {
+        qc_json_begin_object(&w, NULL);
+        if (plan->own_form)
+            write_own_config(&w, plan);
+        else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
+            st = write_compressed_tensors_config(&w, plan, err);
+        else
+            write_bnb_config(&w, plan);
+        qc_json_end(&w);
+    }
     if (st == QC_OK)
         st = qc_json_write_finish(&w);
     if (st == QC_OK)
-        st = qc_json_splice(text, NULL, QUANTIZATION, value.data, err);
+        st = qc_json_splice(text, only_list ? QUANTIZATION : NULL,
+                            only_list ? qc_skip_key(q) : QUANTIZATION, value.data, err);
     qc_strbuf_deinit(&value);
     return st;
-}
-
-/* Sets the recipe's list of plain modules in the quantization_config of the source. */
-static qc_status set_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
-{
-    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), QUANTIZATION);
-    qc_strbuf list;
-    qc_json_writer w;
-    qc_strbuf_init(&list, SIDE_TEXT_MAX);
-    qc_json_write_init(&w, &list, err);
-    w.indent = 2;
-    write_skip_modules(&w, NULL, plan);
-    qc_status st = qc_json_write_finish(&w);
-    if (st == QC_OK)
-        st = qc_json_splice(text, QUANTIZATION, qc_skip_key(q), list.data, err);
-    qc_strbuf_deinit(&list);
-    return st;
-}
-
-/* Sets the numbers of layers for multi-token prediction to 0, also in the text_config. */
-static qc_status set_no_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
-{
-    static const char *const places[] = {NULL, "text_config"};
-    static const char *const keys[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
-    for (size_t i = 0; i < 4; i++) {
-        const char *in = places[i / 2], *key = keys[i % 2];
-        if (qc_json_get(in ? qc_json_get(root, in) : root, key))
-            QC_TRY(qc_json_splice(text, in, key, "0", err));
-    }
-    return QC_OK;
 }
 
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
@@ -257,12 +220,12 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     const qc_json_node *root = qc_json_root(m->config);
     QC_TRY(qc_strbuf_add(out, m->config_text, m->config_len, err));
     if (plan->weights_quantized > 0)
-        QC_TRY(set_quantization_config(out, plan, err));
+        QC_TRY(set_quantization(out, plan, 0, err));
     else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
              !plan->recipe->keeps_coded)
         QC_TRY(qc_json_splice(out, NULL, QUANTIZATION, NULL, err));
     else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to))
-        QC_TRY(set_skip_list(out, plan, err));
+        QC_TRY(set_quantization(out, plan, 1, err));
     /* The dtype that every floating tensor was asked to have. */
     const qc_recipe_options *o = &plan->options->recipe;
     const char *dtype = o->to == QC_TO_BF16 || (o->to != QC_TO_FP16 && o->rest == QC_REST_BF16)
@@ -273,27 +236,14 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     for (int i = 0; dtype && i < 2; i++)
         if (qc_json_get(root, dtype_keys[i]))
             QC_TRY(qc_json_splice(out, NULL, dtype_keys[i], dtype, err));
-    return plan->recipe->mtp_dropped ? set_no_mtp(out, root, err) : QC_OK;
-}
-
-static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, size_t count,
-                             uint64_t total_bytes, qc_error *err)
-{
-    qc_json_writer w;
-    qc_index_entry e;
-    qc_json_begin_text(&w, &out->text, err);
-    qc_json_begin_object(&w, "metadata");
-    qc_json_put_u64(&w, "total_size", total_bytes);
-    qc_json_end(&w);
-    qc_json_begin_object(&w, "weight_map");
-    for (size_t i = 0; i < count; i++) {
-        QC_TRY(row(ctx, i, &e, err));
-        qc_json_put_text(&w, e.name, e.file);
-        if (w.st == QC_OK)
-            w.st = qc_text_file_step(out, err);
+    /* No layers are left for multi-token prediction; text_config says how many, too. */
+    static const char *const mtp_keys[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
+    for (int i = 0; plan->recipe->mtp_dropped && i < 4; i++) {
+        const char *in = i < 2 ? NULL : "text_config", *key = mtp_keys[i % 2];
+        if (qc_json_get(in ? qc_json_get(root, in) : root, key))
+            QC_TRY(qc_json_splice(out, in, key, "0", err));
     }
-    qc_json_end(&w);
-    return qc_json_end_text(&w);
+    return QC_OK;
 }
 
 qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,
@@ -302,15 +252,29 @@ qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shar
 {
     qc_text_file out = QC_TEXT_FILE_NONE;
     const char *path = NULL, *name = NULL;
+    qc_json_writer w;
+    qc_index_entry e;
     QC_TRY(qc_layout_index_name(&name, d->arena, shard, err));
     QC_TRY(qc_output_dir_stage(d, name, &path, err));
     qc_status st = qc_text_file_open(&out, path, err);
-    if (st == QC_OK)
-        st = write_index(&out, row, ctx, count, total_bytes, err);
-    if (st == QC_OK)
-        st = qc_text_file_finish(&out, err);
-    if (st == QC_OK)
-        *f = (qc_manifest_file){name, out.bytes, qc_text_file_digest(&out)};
+    if (st != QC_OK)
+        return st;
+    qc_json_begin_text(&w, &out.text, err);
+    qc_json_begin_object(&w, "metadata");
+    qc_json_put_u64(&w, "total_size", total_bytes);
+    qc_json_end(&w);
+    qc_json_begin_object(&w, "weight_map");
+    for (size_t i = 0; i < count; i++) {
+        QC_TRY_GOTO(st, done, row(ctx, i, &e, err));
+        qc_json_put_text(&w, e.name, e.file);
+        if (w.st == QC_OK)
+            w.st = qc_text_file_step(&out, err);
+    }
+    qc_json_end(&w);
+    QC_TRY_GOTO(st, done, qc_json_end_text(&w));
+    QC_TRY_GOTO(st, done, qc_text_file_finish(&out, err));
+    *f = (qc_manifest_file){name, out.bytes, qc_text_file_digest(&out)};
+done:
     qc_text_file_deinit(&out);
     return st;
 }
@@ -344,32 +308,52 @@ static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_pla
     return st;
 }
 
-static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const char *text,
-                     size_t bytes, qc_error *err)
+static qc_status stage(qc_output_dir *d, qc_manifest_file *f, const qc_plan *plan,
+                       qc_side_kind kind, const char *device_map, qc_error *err)
 {
-    f->path = name;
-    f->bytes = bytes;
-    f->digest = qc_digest_bytes(text, bytes);
-    return qc_output_dir_put(d, name, text, bytes, err);
+    const char *from = NULL;
+    qc_strbuf text;
+    if (kind == QC_SIDE_INDEX)
+        return stage_index(d, f, plan, err);
+    if (kind == QC_SIDE_COPY) {
+        QC_TRY(qc_path_join(d->arena, &from, plan->model->path, f->path, err));
+        return qc_output_dir_copy(d, f->path, from, &f->bytes, &f->digest, err);
+    }
+    qc_strbuf_init(&text, SIDE_TEXT_MAX);
+    qc_status st = kind == QC_SIDE_CONFIG
+                       ? qc_config_make(&text, plan, err)
+                       : qc_strbuf_add(&text, device_map, strlen(device_map), err);
+    if (st == QC_OK) {
+        f->bytes = text.len;
+        f->digest = qc_digest_bytes(text.data, text.len);
+        st = qc_output_dir_put(d, f->path, text.data, text.len, err);
+    }
+    qc_strbuf_deinit(&text);
+    return st;
 }
 
-qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
+qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *arena,
                              const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
+    qc_side_file *list = NULL;
     size_t n = 0;
-    QC_TRY(qc_arena_alloc(arena, names, m->side_count + 3, sizeof **names, err));
+    QC_TRY(qc_arena_alloc(arena, &list, m->side_count + 3, sizeof *list, err));
     for (size_t i = 0; i < m->side_count; i++) {
         if (!m->config || strcmp(m->side[i].path, QC_CONFIG_NAME) != 0)
-            (*names)[n++] = m->side[i].path;
+            list[n++] = (qc_side_file){m->side[i].path, QC_SIDE_COPY};
     }
     if (m->config)
-        (*names)[n++] = QC_CONFIG_NAME;
-    if (plan->layout.count > 1)
-        QC_TRY(qc_layout_index_name(&(*names)[n++], arena, plan->layout.shards[0].name, err));
+        list[n++] = (qc_side_file){QC_CONFIG_NAME, QC_SIDE_CONFIG};
+    if (plan->layout.count > 1) {
+        list[n].kind = QC_SIDE_INDEX;
+        QC_TRY(qc_layout_index_name(&list[n++].name, arena, plan->layout.shards[0].name, err));
+    }
     if (plan->device_names)
-        (*names)[n++] = QC_DEVICE_MAP_NAME;
-    qc_output_sort_names(*names, n);
+        list[n++] = (qc_side_file){QC_DEVICE_MAP_NAME, QC_SIDE_DEVICE_MAP};
+    if (n > 0)
+        qsort(list, n, sizeof *list, qc_by_text);
+    *files = list;
     *count = n;
     return QC_OK;
 }
@@ -377,37 +361,12 @@ qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena
 qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const char *device_map,
                               qc_manifest_file **files, size_t *count, qc_error *err)
 {
-    const qc_checkpoint *m = plan->model;
-    qc_manifest_file *list = NULL;
-    QC_TRY(qc_arena_alloc(d->arena, &list, m->side_count + 3, sizeof **files, err));
-    size_t n = 0;
-    qc_strbuf text;
-    qc_strbuf_init(&text, SIDE_TEXT_MAX);
-    qc_status st = QC_OK;
-    for (size_t i = 0; st == QC_OK && i < m->side_count; i++) {
-        const char *from = NULL;
-        const char *name = m->side[i].path;
-        if (m->config && strcmp(name, QC_CONFIG_NAME) == 0)
-            continue;
-        st = qc_path_join(d->arena, &from, m->path, name, err);
-        list[n].path = name;
-        if (st == QC_OK)
-            st = qc_output_dir_copy(d, name, from, &list[n].bytes, &list[n].digest, err);
-        n++;
+    qc_side_file *side = NULL;
+    QC_TRY(qc_side_files_list(&side, count, d->arena, plan, err));
+    QC_TRY(qc_arena_alloc(d->arena, files, *count, sizeof **files, err));
+    for (size_t i = 0; i < *count; i++) {
+        (*files)[i].path = side[i].name;
+        QC_TRY(stage(d, &(*files)[i], plan, side[i].kind, device_map, err));
     }
-    if (st == QC_OK && m->config) {
-        st = qc_config_make(&text, plan, err);
-        if (st == QC_OK)
-            st = put(d, &list[n++], QC_CONFIG_NAME, text.data, text.len, err);
-    }
-    qc_strbuf_deinit(&text);
-    if (st == QC_OK && plan->layout.count > 1)
-        st = stage_index(d, &list[n++], plan, err);
-    if (st == QC_OK && device_map)
-        st = put(d, &list[n++], QC_DEVICE_MAP_NAME, device_map, strlen(device_map), err);
-    QC_TRY(st); /* then the last may have no name yet */
-    qsort(list, n, sizeof *list, qc_by_text);
-    *files = list;
-    *count = n;
     return QC_OK;
 }

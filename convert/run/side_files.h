@@ -31,12 +31,23 @@ typedef qc_status (*qc_index_row_fn)(void *ctx, size_t i, qc_index_entry *e, qc_
 QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,
                                       qc_index_row_fn row, void *ctx, size_t count,
                                       uint64_t total_bytes, qc_error *err);
-/* Gives the names of the side files, sorted, in the arena, before any of them is made. */
-QC_NODISCARD qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
+typedef enum {
+    QC_SIDE_COPY,      /* a copy of the source's */
+    QC_SIDE_CONFIG,    /* qc_config_make */
+    QC_SIDE_INDEX,     /* qc_index_stage */
+    QC_SIDE_DEVICE_MAP /* of a plan with a placement; the source's is never copied */
+} qc_side_kind;
+
+typedef struct {
+    const char *name;
+    qc_side_kind kind;
+} qc_side_file;
+
+/* Lists the side files, sorted, in the arena, before any of them is made. */
+QC_NODISCARD qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *arena,
                                           const qc_plan *plan, qc_error *err);
-/* Stages all side files in d. files and count (in the arena of d) are what the manifest lists.
- * device_map is the text of a device_map.json, which a plan with a placement gets; else NULL. That
- * of the source is never copied. */
+/* Stages all of them in d. files (in the arena of d) is what the manifest lists. device_map is the
+ * text of device_map.json, for a plan with a placement. */
 QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan,
                                            const char *device_map, qc_manifest_file **files,
                                            size_t *count, qc_error *err);

@@ -62,7 +62,7 @@ static int was_last(const qc_convert_report *r)
 
 static int is_complete(const qc_convert_report *r)
 {
-    return r->out && r->parts_left_count == 0;
+    return r->out && r->parts_left_count == 0 && !r->dry_run;
 }
 
 /* Says what is made, how large it is, and of what kinds. */
@@ -204,7 +204,7 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
             add_work(r, out);
         else if (r->loaders)
             qc_next_steps_names(r->loaders, out);
-        if (!r->dry_run && is_complete(r) && r->loaders)
+        if (is_complete(r) && r->loaders)
             QC_TRY(qc_next_steps_text(r->loaders, r->program, r->out, out, err));
     }
     return qc_strbuf_status(out, err);
@@ -266,6 +266,15 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
     qc_json_end(w);
 }
 
+static qc_status end_json(qc_json_writer *w, const qc_convert_report *r, qc_error *err)
+{
+    if (r->choice)
+        qc_auto_json(r->choice, r->explain, w);
+    if (r->loaders)
+        QC_TRY(qc_next_steps_json(r->loaders, r->program, is_complete(r) ? r->out : NULL, w, err));
+    return qc_json_end_text(w);
+}
+
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
@@ -321,16 +330,12 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_json_put_text(&w, "isa", r->isa);
     qc_json_put_text(&w, "device", r->device);
     qc_json_put_double(&w, "gpu_share", gpu_share(r));
-    if (r->choice)
-        qc_auto_json(r->choice, r->explain, &w);
-    if (r->loaders)
-        QC_TRY(qc_next_steps_json(r->loaders, r->program, is_complete(r) ? r->out : NULL, &w, err));
-    return qc_json_end_text(&w);
+    return end_json(&w, r, err);
 }
 
 /* ---- the plan, for --dry-run ---- */
 
-static uint64_t job_bytes(const qc_plan *p, const qc_job *j)
+uint64_t qc_report_job_bytes(const qc_plan *p, const qc_job *j)
 {
     uint64_t bytes = 0;
     for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
@@ -357,7 +362,7 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
         qc_table_putf(&t, "%s%s", qc_scheme_name(j->scheme),
                       j->entry->transpose ? ", transposed" : "");
         qc_table_number(&t, qc_checkpoint_bytes(src));
-        qc_table_number(&t, job_bytes(p, j));
+        qc_table_number(&t, qc_report_job_bytes(p, j));
         if (p->device_names)
             qc_table_put(&t, p->device_names[j->device]);
         qc_table_put(&t, j->entry->why);
@@ -404,7 +409,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_json_put_bool(&w, "transposed", j->entry->transpose);
         qc_json_put_text(&w, "why", j->entry->why);
         qc_json_put_u64(&w, "bytes_before", qc_checkpoint_bytes(src));
-        qc_json_put_u64(&w, "bytes_after", job_bytes(p, j));
+        qc_json_put_u64(&w, "bytes_after", qc_report_job_bytes(p, j));
         qc_json_put_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
         if (p->device_names)
             qc_json_put_text(&w, "device", p->device_names[j->device]);
@@ -412,11 +417,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
     }
     qc_json_end(&w);
     put_calibration(&w, totals);
-    if (totals->choice)
-        qc_auto_json(totals->choice, totals->explain, &w);
-    if (totals->loaders)
-        QC_TRY(qc_next_steps_json(totals->loaders, totals->program, NULL, &w, err));
-    return qc_json_end_text(&w);
+    return end_json(&w, totals, err);
 }
 
 qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc_error *err)
