@@ -41,19 +41,19 @@ qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, const float *w
         return QC_OK;
     qc_status st = make_room(&room, &owned, planned, err);
     for (unsigned c = 0; st == QC_OK && c < QC_CANDIDATES; c++) {
-        qc_job j = *planned;
         qc_feedback_result result = {0};
         qc_feedback_out out = room;
         if (!isinf(k->costs[job][c]))
             continue;
-        j.scheme = k->candidates[c].scheme;
-        j.block_elems = k->candidates[c].block_elems;
-        j.nested = k->o->recipe.double_quant && !qc_schemes[j.scheme].by_rows &&
-                   !qc_schemes[j.scheme].form->integer;
-        const qc_form form = qc_job_form(&j);
+        const qc_candidate *candidate = &k->candidates[c];
+        const qc_scheme_row *row = &qc_schemes[candidate->scheme];
+        qc_form form =
+            qc_scheme_form(candidate->scheme, planned->form.cols, candidate->block_elems,
+                           k->o->recipe.double_quant && !row->by_rows && !row->form->integer);
+        form.scale_dtype = planned->form.scale_dtype;
         if (!form.nested)
             out.absmax_codes = NULL, out.nested_absmax = NULL;
-        st = k->engine->ops->weight(k->engine, &form, w, j.rows, g, &out, &result, err);
+        st = k->engine->ops->weight(k->engine, &form, w, planned->rows, g, &out, &result, err);
         k->costs[job][c] =
             result.calibrated_two_sided * result.target_two_sided / (2 * (double)k->r->tokens);
     }

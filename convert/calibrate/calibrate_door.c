@@ -223,7 +223,7 @@ static void write_offer(const phase *p, qc_json_writer *w, const qc_moments_name
     write_weight(p, w, n->number);
     qc_json_put_text(w, "module", n->module);
     qc_json_put_u64(w, "rows", j.rows);
-    qc_json_put_u64(w, "cols", j.cols);
+    qc_json_put_u64(w, "cols", j.form.cols);
     qc_json_put_bool(w, "turned", j.entry->transpose);
     qc_json_put_bool(w, "made", is_made(p, n->number));
     if (is_made(p, n->number))
@@ -260,8 +260,8 @@ static int is_first_of_inputs(const phase *p, const qc_moments_name *before,
     const char *dot = strrchr(n->module, '.');
     const size_t len = dot ? (size_t)(dot - n->module) : 0;
     return !before ||
-           qc_calibrated_weight(p->k->plan, before->number).cols !=
-               qc_calibrated_weight(p->k->plan, n->number).cols ||
+           qc_calibrated_weight(p->k->plan, before->number).form.cols !=
+               qc_calibrated_weight(p->k->plan, n->number).form.cols ||
            strncmp(before->module, n->module, len) != 0 || strchr(n->module, '[');
 }
 

@@ -156,10 +156,10 @@ static qc_status sort_module(qc_moments *m, uint32_t i, int two, qc_error *err)
         return QC_OK;
     }
     m->known[p.number] = QC_MOMENTS_SEEN | QC_MOMENTS_HERE;
-    if (n != j.cols)
+    if (n != j.form.cols)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "%s: expected second moments of %" PRIu64 " inputs for '%s', found %" PRIu64,
-                m->path, j.cols, qc_calibrated_name(name, plan, p.number), n);
+                m->path, j.form.cols, qc_calibrated_name(name, plan, p.number), n);
     if (qc_calibrate_few(n, tokens)) {
         m->known[p.number] |= QC_MOMENTS_FEW;
         m->left[m->left_count++] = p.number;

@@ -14,8 +14,8 @@ qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number, qc_e
                                j.entry->transpose, err));
     if (!w.turned) { /* a stack as the rows of all of its matrices */
         w.ndim = 2;
-        w.dims[0] = w.elems / j.cols;
-        w.dims[1] = j.cols;
+        w.dims[0] = w.elems / j.form.cols;
+        w.dims[1] = j.form.cols;
     }
     if (qc_u64_to_size(qc_sat_mul(j.elems, sizeof(float)), &size))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j.name);

@@ -81,7 +81,7 @@ static double weight_flops(const qc_calibrator *k, uint32_t job, int cross, uint
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
     const unsigned times = k->costs ? qc_calibrate_costs_wanted(k, job) : 1;
-    return times * qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback,
+    return times * qc_feedback_weight_flops(j->rows, j->form.cols, cross, &k->feedback,
                                             qc_min_u64(block, j->rows));
 }
 
@@ -91,7 +91,7 @@ double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cro
     const uint64_t unit = qc_min_u64(block, j.rows);
     const double each = k->coupled_seconds + (double)unit * k->coupled_pair_seconds;
     return weight_flops(k, job, cross, block) * k->weight_seconds +
-           (double)k->feedback.sweeps * (double)j.cols * (double)unit * each;
+           (double)k->feedback.sweeps * (double)j.form.cols * (double)unit * each;
 }
 
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)
@@ -103,8 +103,7 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
                             qc_calibrate_outlook *a)
 {
     const qc_job j = qc_calibrated_weight(k->plan, one->number);
-    const qc_form form = qc_job_form(&j);
-    const uint64_t n = j.cols;
+    const uint64_t n = j.form.cols;
     if (factor) {
         a->operations += qc_feedback_open_flops(n, one->cross);
         a->seconds += qc_calibrate_factor_seconds(k, n, one->cross);
@@ -112,7 +111,7 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
     a->operations += weight_flops(k, one->number, one->cross, one->block);
     a->seconds += qc_calibrate_weight_seconds(k, one->number, one->cross, one->block);
     const qc_calibrate_room room =
-        k->engine->ops->room_weight(k->engine, j.rows, n, one->cross, &form, one->block);
+        k->engine->ops->room_weight(k->engine, j.rows, n, one->cross, &j.form, one->block);
     /* The weight is held as it is read and as it becomes, and the moments as they are read. */
     uint64_t memory = qc_sat_mul(qc_sat_mul(j.rows, n), sizeof(float) + 2);
     const uint64_t squares = qc_sat_mul(qc_calibrate_square_bytes(n), one->cross ? 2 : 1);
@@ -156,7 +155,6 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const float 
                               qc_error *err)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    const qc_form form = qc_job_form(j);
     qc_feedback_result result = {0};
     char name[QC_CALIBRATED_NAME_BYTES];
     (void)qc_calibrated_name(name, k->plan, job);
@@ -168,7 +166,7 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const float 
                            .absmax_codes = arrays->absmax_codes,
                            .nested_absmax = arrays->nested_absmax};
     qc_calibrate_groups_give(k, job, &out);
-    qc_status st = k->engine->ops->weight(k->engine, &form, w, j->rows, g, &out, &result, err);
+    qc_status st = k->engine->ops->weight(k->engine, &j->form, w, j->rows, g, &out, &result, err);
     arrays->nested_offset = out.nested_offset;
     if (st == QC_OK)
         st = qc_calibrated_put(k->store, job, arrays, &result, err);

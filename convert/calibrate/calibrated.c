@@ -92,7 +92,7 @@ qc_job qc_calibrated_weight(const qc_plan *plan, uint32_t number)
     const uint32_t count = qc_calibrated_matrices(plan, job);
     j.elems /= count;
     j.rows /= count;
-    j.blocks /= count;
+    j.scales /= count;
     j.stack = 0;
     return j;
 }
@@ -102,7 +102,7 @@ uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number)
     uint32_t matrix;
     (void)qc_calibrated_job(plan, number, &matrix);
     const qc_job j = qc_calibrated_weight(plan, number);
-    return j.nested ? matrix * j.blocks % QC_NESTED_BLOCK : 0;
+    return j.form.nested ? matrix * j.scales % QC_NESTED_BLOCK : 0;
 }
 
 const char *qc_calibrated_place(char out[QC_CALIBRATED_PLACE_BYTES], const qc_plan *plan,
@@ -146,12 +146,12 @@ static shape shape_of(const qc_plan *plan, uint32_t number)
 {
     const qc_job weight = qc_calibrated_weight(plan, number), *j = &weight;
     shape s = {0};
-    s.codes = qc_scheme_code_bytes(j->scheme, j->elems);
-    s.scales = qc_schemes[j->scheme].by_rows ? j->rows : j->blocks;
+    s.codes = qc_form_code_bytes(&j->form, j->elems);
+    s.scales = j->scales;
     s.lead = qc_calibrated_lead(plan, number);
-    s.groups = j->nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
+    s.groups = j->form.nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
     s.scales_at = s.codes;
-    s.groups_at = s.scales_at + s.scales * (j->nested ? 1 : sizeof(float));
+    s.groups_at = s.scales_at + s.scales * (j->form.nested ? 1 : sizeof(float));
     s.total_bytes = s.groups_at + s.groups * sizeof(float);
     return s;
 }
@@ -194,16 +194,16 @@ qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, ui
     size_t all = 0;
     *out = (qc_calibrated_arrays){0};
     if (qc_mul_u64(floats, sizeof(float), &bytes) || qc_add_u64(bytes, s.codes, &bytes) ||
-        qc_add_u64(bytes, j->nested ? s.scales : 0, &bytes) || qc_u64_to_size(bytes, &all))
+        qc_add_u64(bytes, j->form.nested ? s.scales : 0, &bytes) || qc_u64_to_size(bytes, &all))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
     QC_TRY(qc_malloc_aligned(&out->owned, 64, all, err));
     memset(out->owned, 0, all);
     float *f = out->owned;
     unsigned char *b = (unsigned char *)(f + floats);
     out->absmax = f;
-    out->nested_absmax = j->nested ? f + s.scales : NULL;
+    out->nested_absmax = j->form.nested ? f + s.scales : NULL;
     out->codes = b;
-    out->absmax_codes = j->nested ? b + s.codes : NULL;
+    out->absmax_codes = j->form.nested ? b + s.codes : NULL;
     out->codes_bytes = s.codes;
     out->scales = s.scales;
     out->groups = s.groups;
@@ -294,12 +294,12 @@ static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t firs
 {
     const qc_job weight = qc_calibrated_weight(c->plan, job), *j = &weight;
     const shape s = shape_of(c->plan, job);
-    uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
-    uint64_t per_byte = 8 / qc_schemes[j->scheme].bits;
+    uint64_t per_scale = qc_form_scale_elems(&j->form);
+    uint64_t per_byte = 8 / j->form.ops->bits;
     void *room = NULL;
     if (!qc_calibrated_has(c, job) || first % per_scale != 0 || first > j->elems ||
         n > j->elems - first ||
-        (j->nested && to->absmax && !(to->absmax_codes && to->nested_absmax)))
+        (j->form.nested && to->absmax && !(to->absmax_codes && to->nested_absmax)))
         QC_FAIL(err, QC_ERR_INTERNAL,
                 "tensor '%s': elements %" PRIu64 " to %" PRIu64 " cannot be read from the store",
                 j->name, first, first + n);
@@ -321,10 +321,10 @@ static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t firs
 static qc_calibrated_arrays places(const qc_job *j, const qc_calibrated_arrays *to, uint64_t first,
                                    uint64_t at)
 {
-    const uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
+    const uint64_t per_scale = qc_form_scale_elems(&j->form);
     const uint64_t from = first / per_scale, scale = at / per_scale - from;
     const uint64_t group = at / per_scale / QC_NESTED_BLOCK - from / QC_NESTED_BLOCK;
-    const uint64_t codes = qc_scheme_code_bytes(j->scheme, at - first);
+    const uint64_t codes = qc_form_code_bytes(&j->form, at - first);
     return (qc_calibrated_arrays){
         .codes = to->codes ? (unsigned char *)to->codes + codes : NULL,
         .absmax = to->absmax ? to->absmax + scale : NULL,

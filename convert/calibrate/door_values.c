@@ -54,10 +54,9 @@ static qc_status put_turned(qc_door_values *v, const qc_calibrator *k, const qc_
 static qc_status put(qc_door_values *v, const qc_calibrator *k, const qc_job *j,
                      const qc_calibrated_arrays *a, qc_error *err)
 {
-    qc_weights w = {
-        .form = qc_job_form(j), .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
+    qc_weights w = {.form = j->form, .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
     const int turned = j->entry->transpose;
-    const uint64_t row = j->cols * sizeof(float);
+    const uint64_t row = j->form.cols * sizeof(float);
     const uint64_t rows = turned ? j->rows + 1 : qc_max_u64(1, PIECE_BYTES / row);
     float *room = NULL;
     size_t size = 0;
@@ -65,8 +64,8 @@ static qc_status put(qc_door_values *v, const qc_calibrator *k, const qc_job *j,
     if (qc_u64_to_size(qc_sat_mul(rows, row), &size))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
     QC_TRY(qc_malloc_aligned(&room, 64, size, err));
-    const qc_status st = turned ? put_turned(v, k, &w, j->cols, room, err)
-                                : put_rows(v, k, &w, j->cols, rows, room, err);
+    const qc_status st = turned ? put_turned(v, k, &w, j->form.cols, room, err)
+                                : put_rows(v, k, &w, j->form.cols, rows, room, err);
     qc_free(room);
     return st;
 }

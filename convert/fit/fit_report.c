@@ -45,7 +45,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
 /* Returns the block size of a scheme that has a default for it; otherwise 0. */
 static uint32_t shown_block(const qc_job *j)
 {
-    return qc_schemes[j->scheme].default_block ? j->block_elems : 0;
+    return qc_schemes[j->scheme].default_block ? j->form.block_elems : 0;
 }
 
 qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err)
@@ -80,9 +80,7 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
         sums[k].tensors++;
         sums[k].weights += parameters;
         r->parameters += parameters;
-        for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++)
-            if (j->outputs[role] != QC_NO_OUTPUT)
-                sums[k].bytes += qc_plan_tensor_bytes(plan, j->outputs[role]);
+        sums[k].bytes += qc_plan_job_bytes(plan, j);
     }
     /* The largest comes first; where two are equal, the name decides. */
     for (uint32_t i = 1; i < count; i++) {

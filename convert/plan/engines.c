@@ -463,7 +463,7 @@ static void set_made(qc_served_weight *out, const qc_job *j)
 {
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     out->scheme = j->scheme;
-    out->block_elems = row->by_rows ? 0 : j->block_elems;
+    out->block_elems = row->by_rows ? 0 : j->form.block_elems;
     if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
         return;
     out->scheme = QC_SCHEME_KEEP;

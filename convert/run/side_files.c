@@ -73,8 +73,8 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     const qc_json_node *size = qc_json_get(q, "weight_block_size");
     const qc_job *j = first_quantized(plan);
     uint64_t n = 0;
-    qc_json_put_u64(w, "block_size", j->block_elems); /* 0: row-wise */
-    qc_json_put_bool(w, "double_quant", j->nested);
+    qc_json_put_u64(w, "block_size", j->form.block_elems); /* 0: row-wise */
+    qc_json_put_bool(w, "double_quant", j->form.nested);
     write_skip_modules(w, "modules_to_not_convert", plan);
     qc_json_put_text(w, "quant_method", "qconv");
     qc_json_put_text(w, "quant_type", plan->own_form);
@@ -100,7 +100,7 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 
 static int same_group(const qc_job *a, const qc_job *b)
 {
-    return a->scheme == b->scheme && a->block_elems == b->block_elems;
+    return a->scheme == b->scheme && a->form.block_elems == b->form.block_elems;
 }
 
 /* The number of groups; first[g] is the first job of group g. */
@@ -169,7 +169,8 @@ static qc_status write_group(qc_json_writer *w, const qc_plan *plan, const qc_jo
     qc_json_put_text(w, "output_activations", NULL);
     QC_TRY(write_targets(w, plan, of, all, err));
     qc_json_begin_object(w, "weights");
-    write_integers(w, row->bits, of->block_elems ? "group" : "channel", 0, of->block_elems);
+    write_integers(w, row->bits, of->form.block_elems ? "group" : "channel", 0,
+                   of->form.block_elems);
     return QC_OK;
 }
 
