@@ -109,31 +109,37 @@ qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w, uint6
 }
 
 void qc_weight_decode(const qc_quant_ops *ops, const qc_form *form, const unsigned char *codes,
-                      const float *scales, uint64_t at, uint64_t n, float *out)
+                      const float *scales, uint64_t at, uint64_t n, void *out, qc_dtype dtype,
+                      uint64_t *overflow)
 {
-    const uint64_t per_scale = qc_form_scale_elems(form);
+    const uint64_t each = qc_dtype_bits(dtype) / 8, per_scale = qc_form_scale_elems(form);
     qc_form part = *form;
-    for (uint64_t done = 0, run; done < n; done += run) {
+    *overflow = UINT64_MAX;
+    for (uint64_t done = 0, run; done < n && *overflow == UINT64_MAX; done += run) {
         const uint64_t inside = (at + done) % per_scale, left = n - done;
-        uint64_t overflow = UINT64_MAX; /* of floats nothing does */
         run = left - left % per_scale;
         if (inside > 0 || run == 0)
             run = qc_min_u64(per_scale - inside, left);
         part.cols = qc_min_u64(run, form->cols); /* a row may begin or end outside */
         form->ops->dequantize(ops, &part, codes + qc_form_code_bytes(form, done),
-                              scales + (at + done) / per_scale, run, out + done, QC_DTYPE_F32,
-                              &overflow);
+                              scales + (at + done) / per_scale, run,
+                              (unsigned char *)out + done * each, dtype, overflow);
+        if (*overflow != UINT64_MAX)
+            *overflow += done;
     }
 }
 
+/* Decodes to dst, if it is not NULL and `first` begins a block or row, else to a buffer. *bad: from
+ * first on. */
 static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uint64_t first,
-                             uint64_t n, const float **out, qc_error *err)
+                             uint64_t n, void *dst, qc_dtype dtype, const void **out, uint64_t *bad,
+                             qc_error *err)
 {
     const qc_stored_weight *w = s->stored;
     const uint64_t cols = w->ndim && w->dims[w->ndim - 1] ? w->dims[w->ndim - 1] : 1;
     qc_form form = qc_scheme_form(w->stored_as, cols, w->block_elems, 0);
     const uint64_t per_scale = qc_form_scale_elems(&form);
-    const uint64_t skip = first % per_scale, count = skip + n;
+    const uint64_t skip = first % per_scale, count = skip + n, each = qc_dtype_bits(dtype) / 8;
     const float *scales = NULL;
     float map[16];
     QC_TRY(
@@ -145,12 +151,17 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
     }
     const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
     QC_TRY(qc_buffer_room(&r->raw, bytes, 1, err));
-    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
+    if (!dst || skip > 0) {
+        QC_TRY(qc_buffer_room(&r->made, count, each, err));
+        dst = r->made.data;
+    }
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
                               qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
                               (size_t)bytes, err));
-    qc_weight_decode(r->ops, &form, r->raw.data, scales, 0, count, r->made.data);
-    *out = (const float *)r->made.data + skip;
+    qc_weight_decode(r->ops, &form, r->raw.data, scales, 0, count, dst, dtype, bad);
+    if (*bad != UINT64_MAX)
+        *bad = *bad > skip ? *bad - skip : 0;
+    *out = (const unsigned char *)dst + skip * each;
     r->code_bytes = (size_t)qc_scheme_code_bytes(w->stored_as, n);
     r->code = (const unsigned char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, skip);
     return QC_OK;
@@ -186,8 +197,12 @@ qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint6
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
     uint64_t overflow = UINT64_MAX;
     QC_TRY(qc_check_interrupted(err));
-    if (w->stored)
-        return read_stored(r, w, first, n, out, err);
+    if (w->stored) {
+        const void *values = NULL;
+        QC_TRY(read_stored(r, w, first, n, NULL, QC_DTYPE_F32, &values, &overflow, err));
+        *out = values; /* of floats nothing is too large */
+        return QC_OK;
+    }
     if (w->coded)
         return read_coded(r, w, first, n, out, err);
     QC_TRY(qc_buffer_room(&r->made, n, sizeof(float), err));
@@ -243,6 +258,16 @@ static qc_status read_straight(qc_weight_reader *r, const qc_weight_source *w, u
     return QC_OK;
 }
 
+qc_status qc_weight_stored(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                           uint64_t n, void *dst, qc_dtype dtype, uint64_t *bad, qc_error *err)
+{
+    const void *values = NULL;
+    QC_TRY(read_stored(r, w, first, n, dst, dtype, &values, bad, err));
+    if (values != dst)
+        memcpy(dst, values, (size_t)(n * (qc_dtype_bits(dtype) / 8)));
+    return QC_OK;
+}
+
 qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
                              uint64_t n, void *dst, qc_error *err)
 {
@@ -250,12 +275,6 @@ qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w, uin
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
     if (n == 0)
         return QC_OK;
-    if (w->stored) {
-        const float *values = NULL;
-        QC_TRY(qc_weight_floats(r, w, first, n, &values, err));
-        memcpy(dst, values, (size_t)n * sizeof *values);
-        return QC_OK;
-    }
     if (w->coded) {
         QC_TRY(
             qc_coded_read(r->model, r->codes, r->ops, t, w->coded, &r->coded, first, n, dst, err));

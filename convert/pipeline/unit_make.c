@@ -90,8 +90,15 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, qc_error *err)
     for (uint64_t first = begin; first < end; first += j->step_elems) {
         const uint64_t n = qc_min_u64(end - first, j->step_elems);
         uint64_t overflow = UINT64_MAX;
-        QC_TRY(qc_job_read_step(w, first, n, w->source, err));
-        w->p->ops->cast(w->source, j->dtype, n, w->content + (first - begin) * each, to, &overflow);
+        unsigned char *out = w->content + (first - begin) * each;
+        if (j->scheme == QC_SCHEME_DEQUANT) {
+            QC_TRY(qc_worker_look_up(w, err));
+            QC_TRY(qc_weight_stored(&w->reader, &w->weight, first, n, out, to, &overflow, err));
+            qc_digest_update(w->hash, w->reader.code, w->reader.code_bytes);
+        } else {
+            QC_TRY(qc_job_read_step(w, first, n, w->source, err));
+            w->p->ops->cast(w->source, j->dtype, n, out, to, &overflow);
+        }
         if (overflow != UINT64_MAX)
             return refuse_cast(w, first + overflow, err);
     }

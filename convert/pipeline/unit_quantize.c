@@ -301,7 +301,7 @@ static qc_status calibrated_step(qc_worker *w, const void *source, uint64_t firs
             return QC_OK;
         }
         qc_weight_decode(w->p->ops, &j->form, codes + qc_form_code_bytes(&j->form, at), to.absmax,
-                         at, run, y);
+                         at, run, y, QC_DTYPE_F32, &overflow);
         measure(x, y, run, at, sums);
     }
     return QC_OK;
