@@ -335,7 +335,7 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
         qc_json_put_u64(&w, "offset", v.bytes);
         qc_json_end(&w);
         if (st == QC_OK)
-            st = (searched ? qc_door_values_search : qc_door_values_put)(&v, p->k, number, err);
+            st = qc_door_values_put(&v, p->k, number, searched, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
@@ -365,7 +365,7 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
         qc_json_put_number(&w, "calibrated", r.calibrated);
         qc_json_end(&w);
         if (path)
-            st = qc_door_values_put(&v, p->k, number, err);
+            st = qc_door_values_put(&v, p->k, number, 0, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
@@ -436,17 +436,6 @@ static qc_status take_end(phase *p, const qc_json_node *request, qc_error *err)
                                 why ? why : "as there were no second moments of their inputs", err);
 }
 
-static qc_status answer(phase *p, const qc_json_node *request, qc_error *err)
-{
-    if (qc_json_get(request, "solve"))
-        return answer_solve(p, request, err);
-    if (qc_json_get(request, "values"))
-        return answer_values(p, request, err);
-    if (qc_json_get(request, "end"))
-        return take_end(p, request, err);
-    return bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
-}
-
 static qc_status run(phase *p, qc_error *err)
 {
     qc_calibrator *k = p->k;
@@ -461,14 +450,19 @@ static qc_status run(phase *p, qc_error *err)
     if (k->costs)
         k->feedback.sweeps = 0;
     QC_TRY(qc_moments_begin(&p->m, k, err));
-    QC_TRY(qc_calibrate_measure(k, err));
+    QC_TRY(k->engine->ops->measure(k->engine, &k->speed, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;
         QC_TRY(qc_door_line_read(&p->d->line, &doc, err));
-        const qc_status st = answer(p, qc_json_root(doc), err);
+        const qc_json_node *request = qc_json_root(doc);
+        const qc_status st = qc_json_get(request, "solve")    ? answer_solve(p, request, err)
+                             : qc_json_get(request, "values") ? answer_values(p, request, err)
+                             : qc_json_get(request, "end")
+                                 ? take_end(p, request, err)
+                                 : bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
         qc_json_destroy(doc);
         QC_TRY(st);
     }

@@ -107,22 +107,28 @@ void qc_calibrate_groups_drop(qc_calibrator *k)
     k->group_count = 0;
 }
 
-void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out)
+qc_feedback_out qc_calibrate_out(const qc_calibrator *k, uint32_t number,
+                                 const qc_calibrated_arrays *a)
 {
     uint32_t matrix;
     const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
     const qc_calibrate_groups *g = groups_of(k, job);
     const qc_job j = qc_calibrated_weight(k->plan, number);
-    out->lead = qc_calibrated_lead(k->plan, number);
+    qc_feedback_out out = {.codes = a->codes,
+                           .absmax = a->absmax,
+                           .absmax_codes = a->absmax_codes,
+                           .nested_absmax = a->nested_absmax,
+                           .lead = qc_calibrated_lead(k->plan, number)};
     if (number < k->plan->job_count || !g)
-        return;
+        return out;
     const uint64_t first = matrix * j.scales, end = first + j.scales;
     if (first % QC_NESTED_BLOCK != 0)
-        out->ends[0] = g->most[first / QC_NESTED_BLOCK];
+        out.ends[0] = g->most[first / QC_NESTED_BLOCK];
     if (end % QC_NESTED_BLOCK != 0 && end < k->plan->jobs[job].scales)
-        out->ends[1] = g->most[end / QC_NESTED_BLOCK];
-    out->offset_given = !j.form.ops->signed_scales;
-    out->nested_offset = g->offset;
+        out.ends[1] = g->most[end / QC_NESTED_BLOCK];
+    out.offset_given = !j.form.ops->signed_scales;
+    out.nested_offset = g->offset;
+    return out;
 }
 
 /* ---- without a text ---- */
@@ -178,11 +184,7 @@ qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const f
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
     QC_TRY(qc_calibrated_alloc(&a, k->plan, number, err));
-    qc_feedback_out out = {.codes = a.codes,
-                           .absmax = a.absmax,
-                           .absmax_codes = a.absmax_codes,
-                           .nested_absmax = a.nested_absmax};
-    qc_calibrate_groups_give(k, number, &out);
+    qc_feedback_out out = qc_calibrate_out(k, number, &a);
     qc_status st = QC_OK;
     if (qc_calibrate_shares_groups(k, number)) {
         st = weigh_alike(k, &j, w, &out, err);

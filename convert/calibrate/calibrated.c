@@ -40,7 +40,6 @@ typedef struct {
 
 struct qc_calibrated {
     const qc_plan *plan;
-    const char *folder;
     const char *path; /* path of the file */
     qc_file file;
     qc_journal *journal;
@@ -218,15 +217,6 @@ void qc_calibrated_free(qc_calibrated_arrays *a)
 
 /* ---- reading ---- */
 
-static qc_status refuse_bytes(const qc_calibrated *c, uint32_t job, qc_error *err)
-{
-    char name[QC_CALIBRATED_NAME_BYTES];
-    QC_FAIL(err, QC_ERR_CHECK,
-            "%s: the calibrated weight '%s' is not what was written there; the same command "
-            "calibrates it again",
-            c->path, qc_calibrated_name(name, c->plan, job));
-}
-
 /* Bytes [at, at + len) of a weight, whose pieces are read whole where they are not asked for whole:
  * to room, of PIECE_BYTES. */
 static qc_status read_range(const qc_calibrated *c, uint32_t job, const shape *s, uint64_t at,
@@ -241,8 +231,12 @@ static qc_status read_range(const qc_calibrated *c, uint32_t job, const shape *s
         unsigned char *to = n == size ? out : room;
         QC_TRY(qc_file_pread(&c->file, to, (size_t)size, w->place + from, err));
         qc_digest digest = qc_digest_bytes(to, (size_t)size);
+        char name[QC_CALIBRATED_NAME_BYTES];
         if (!qc_digest_equal(&digest, &w->pieces[piece]))
-            return refuse_bytes(c, job, err);
+            QC_FAIL(err, QC_ERR_CHECK,
+                    "%s: the calibrated weight '%s' is not what was written there; the same "
+                    "command calibrates it again",
+                    c->path, qc_calibrated_name(name, c->plan, job));
         if (to == room)
             memcpy(out, room + (at - from), (size_t)n);
         out += n;
@@ -490,9 +484,8 @@ static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t 
     uint32_t offset = qc_load_le32(b + 4);
     if (bytes != WEIGHT_HEAD_BYTES + n)
         QC_FAIL(err, QC_ERR_INPUT, "%s: a record of no weight", c->path);
-    if (!w->pieces) {
+    if (!w->pieces)
         QC_TRY(qc_malloc(&w->pieces, (size_t)n, err));
-    }
     memcpy(&w->offset, &offset, sizeof offset);
     w->result.rounded = qc_f64_of_bits(qc_load_le64(b + 8));
     w->result.calibrated = qc_f64_of_bits(qc_load_le64(b + 16));
@@ -560,16 +553,6 @@ qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text, qc_error *e
 }
 
 /* ---- opening ---- */
-
-static qc_status make_identity(qc_calibrated *c, const char *identity, qc_error *err)
-{
-    const qc_checkpoint *m = c->plan->model;
-    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\n%s\n", STORE_FORMAT, identity));
-    for (size_t i = 0; i < m->file_count; i++)
-        QC_TRY(qc_strbuf_addf(&c->identity, err, "modified=%" PRId64 "\n",
-                              (int64_t)m->files[i].stamp.modified_ns));
-    return QC_OK;
-}
 
 static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *err)
 {
@@ -645,19 +628,6 @@ static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *roo
     return st;
 }
 
-static qc_status take_over(qc_calibrated *c, uint32_t *kept, qc_error *err)
-{
-    void *room = NULL;
-    qc_status st = qc_malloc(&room, PIECE_BYTES, err);
-    for (uint32_t i = 0; st == QC_OK && i < qc_calibrated_numbers(c->plan); i++) {
-        if (c->weights[i].pieces)
-            st = check_weight(c, i, room, err);
-        *kept += st == QC_OK && qc_calibrated_takes(c->plan, i) && qc_calibrated_has(c, i);
-    }
-    qc_free(room);
-    return st;
-}
-
 static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *identity,
                             uint32_t *kept, qc_error *err)
 {
@@ -672,13 +642,24 @@ static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *iden
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "the weights are larger than a file can be, so they cannot be calibrated");
     }
-    c->folder = d->staging;
-    QC_TRY(make_identity(c, identity, err));
+    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\n%s\n", STORE_FORMAT, identity));
+    for (size_t i = 0; i < plan->model->file_count; i++)
+        QC_TRY(qc_strbuf_addf(&c->identity, err, "modified=%" PRId64 "\n",
+                              (int64_t)plan->model->files[i].stamp.modified_ns));
     QC_TRY(qc_path_join(d->arena, &journal, d->staging, QC_CALIBRATED_JOURNAL, err));
     QC_TRY(qc_path_join(d->arena, &c->path, d->staging, QC_CALIBRATED_WEIGHTS, err));
     QC_TRY(open_journal(c, journal, err));
     QC_TRY(qc_file_open_update(&c->file, c->path, err));
-    return take_over(c, kept, err);
+    /* What was recorded is read back. */
+    void *room = NULL;
+    qc_status st = qc_malloc(&room, PIECE_BYTES, err);
+    for (uint32_t i = 0; st == QC_OK && i < qc_calibrated_numbers(plan); i++) {
+        if (c->weights[i].pieces)
+            st = check_weight(c, i, room, err);
+        *kept += st == QC_OK && qc_calibrated_takes(plan, i) && qc_calibrated_has(c, i);
+    }
+    qc_free(room);
+    return st;
 }
 
 qc_status qc_calibrated_open(qc_calibrated **out, const qc_plan *plan, qc_output_dir *d,

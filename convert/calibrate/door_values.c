@@ -3,7 +3,6 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/calibrate/calibrate_read.h"
 
 #include <inttypes.h>
 
@@ -70,32 +69,21 @@ static qc_status put(qc_door_values *v, const qc_calibrator *k, const qc_job *j,
     return st;
 }
 
-qc_status qc_door_values_search(qc_door_values *v, qc_calibrator *k, uint32_t number, qc_error *err)
+qc_status qc_door_values_put(qc_door_values *v, qc_calibrator *k, uint32_t number, int searched,
+                             qc_error *err)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
     float *w = NULL;
     qc_status st = qc_calibrated_alloc(&a, k->plan, number, err);
-    if (st == QC_OK)
+    if (st == QC_OK && searched)
         st = qc_calibrate_read(&w, k, number, err);
     if (st == QC_OK)
-        st = qc_calibrate_search(k, number, w, &a, err);
+        st = searched ? qc_calibrate_search(k, number, w, &a, err)
+                      : qc_calibrated_get(k->store, number, &a, err);
     if (st == QC_OK)
         st = put(v, k, &j, &a, err);
     qc_free(w);
-    qc_calibrated_free(&a);
-    return st;
-}
-
-qc_status qc_door_values_put(qc_door_values *v, qc_calibrator *k, uint32_t number, qc_error *err)
-{
-    const qc_job j = qc_calibrated_weight(k->plan, number);
-    qc_calibrated_arrays a = {0};
-    qc_status st = qc_calibrated_alloc(&a, k->plan, number, err);
-    if (st == QC_OK)
-        st = qc_calibrated_get(k->store, number, &a, err);
-    if (st == QC_OK)
-        st = put(v, k, &j, &a, err);
     qc_calibrated_free(&a);
     return st;
 }

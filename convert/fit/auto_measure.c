@@ -80,8 +80,8 @@ static qc_status read_run(const measuring *m, scratch *w, const qc_auto_sample *
         return qc_checkpoint_read(m->model, w->cursor, t, first * each, to, (size_t)(n * each),
                                   err);
     /* The scratch is memory of malloc, and its beginning and all offsets are multiples of 4. */
-    return qc_coded_read(m->model, w->cursor, m->ops, t, s->coded, &w->coded, first, n,
-                         (float *)(void *)to, err);
+    const qc_coded_source src = {m->model, w->cursor, w->cursor, m->ops, t, s->coded};
+    return qc_coded_read(&src, &w->coded, first, n, (float *)(void *)to, err);
 }
 
 static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,

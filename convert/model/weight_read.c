@@ -49,7 +49,6 @@ qc_status qc_weight_reader_open(qc_weight_reader *out, const qc_checkpoint *mode
         st = qc_st_cursor_create(&out->scales, err);
     if (st == QC_OK)
         st = qc_st_cursor_create(&out->maps, err);
-    out->coded.scales_cursor = out->scales;
     if (st != QC_OK)
         qc_weight_reader_close(out);
     return st;
@@ -176,18 +175,14 @@ static qc_status refuse_range(const qc_weight_reader *r, const qc_weight_source 
             r->model->tensors[w->tensor].name, index, qc_dtype_name(dtype));
 }
 
-static qc_status read_coded(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
-                            uint64_t n, const float **out, qc_error *err)
+static qc_coded_source coded_source(const qc_weight_reader *r, const qc_weight_source *w)
 {
-    const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
-    const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
-    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
-    QC_TRY(qc_coded_read(r->model, r->codes, r->ops, &r->model->tensors[w->tensor], w->coded,
-                         &r->coded, first - skip, count, r->made.data, err));
-    *out = (const float *)r->made.data + skip;
-    r->code = r->coded.codes.data;
-    r->code_bytes = r->coded.code_bytes;
-    return QC_OK;
+    return (qc_coded_source){.model = r->model,
+                             .cursor = r->codes,
+                             .beside = r->scales,
+                             .ops = r->ops,
+                             .t = &r->model->tensors[w->tensor],
+                             .w = w->coded};
 }
 
 qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
@@ -203,8 +198,13 @@ qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint6
         *out = values; /* of floats nothing is too large */
         return QC_OK;
     }
-    if (w->coded)
-        return read_coded(r, w, first, n, out, err);
+    if (w->coded) {
+        const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
+        const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
+        QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
+        *out = (const float *)r->made.data + skip;
+        return qc_weight_elements(r, w, first - skip, count, r->made.data, err);
+    }
     QC_TRY(qc_buffer_room(&r->made, n, sizeof(float), err));
     QC_TRY(qc_buffer_room(&r->raw, n, each, err));
     *out = r->made.data;
@@ -276,8 +276,8 @@ qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w, uin
     if (n == 0)
         return QC_OK;
     if (w->coded) {
-        QC_TRY(
-            qc_coded_read(r->model, r->codes, r->ops, t, w->coded, &r->coded, first, n, dst, err));
+        const qc_coded_source src = coded_source(r, w);
+        QC_TRY(qc_coded_read(&src, &r->coded, first, n, dst, err));
         r->code = r->coded.codes.data;
         r->code_bytes = r->coded.code_bytes;
         return QC_OK;
@@ -311,8 +311,8 @@ qc_status qc_weight_turned(qc_weight_reader *r, const qc_weight_source *w, uint6
         if (by_columns) {
             QC_TRY(qc_check_interrupted(err));
             QC_TRY(qc_buffer_room(&r->made, rows * cols, sizeof(float), err));
-            QC_TRY(qc_coded_read_columns(r->model, r->codes, &r->model->tensors[w->tensor],
-                                         w->coded, &r->coded, matrix * wide + row, rows, first_col,
+            const qc_coded_source src = coded_source(r, w);
+            QC_TRY(qc_coded_read_columns(&src, &r->coded, matrix * wide + row, rows, first_col,
                                          cols, r->made.data, err));
             values = r->made.data;
         } else {
