@@ -146,19 +146,6 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
     return QC_OK;
 }
 
-/* Gives the unit its place, and the units behind it theirs, as far as they are known. */
-static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
-{
-    qc_pipeline *p = w->p;
-    uint32_t next = u->index + 1;
-    QC_TRY(qc_turnstile_wait(&p->turnstile, u->index, w->team, err));
-    u->file_offset = p->shards[u->shard].next_offset;
-    p->shards[u->shard].next_offset += u->stored_bytes;
-    QC_TRY(step_over(p, &next, err));
-    qc_turnstile_pass(&p->turnstile, next);
-    return QC_OK;
-}
-
 /* Compresses, places and writes the unit, whose content is at `content`. */
 static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_error *err)
 {
@@ -176,7 +163,13 @@ static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_e
                                u->content_bytes, w->stored, qc_frame_bound(u->content_bytes), &len,
                                err));
         u->stored_bytes = (uint32_t)len;
-        QC_TRY(take_place(w, u, err));
+        /* The units behind it get their places, too, as far as they are known. */
+        uint32_t next = u->index + 1;
+        QC_TRY(qc_turnstile_wait(&p->turnstile, u->index, w->team, err));
+        u->file_offset = p->shards[u->shard].next_offset;
+        p->shards[u->shard].next_offset += u->stored_bytes;
+        QC_TRY(step_over(p, &next, err));
+        qc_turnstile_pass(&p->turnstile, next);
     }
     u->stored = qc_digest_bytes(w->stored, len);
     return write_unit(p, u, w->stored, err);
@@ -413,17 +406,6 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
     return st;
 }
 
-/* The files of a large conversion would push out what other programs keep in free memory, and would
- * be gone themselves before anybody reads them again. */
-static qc_status decide_cache(qc_pipeline *p, qc_error *err)
-{
-    qc_host_facts host;
-    QC_TRY(qc_host_read(&host, p->out->arena, "", err));
-    uint64_t through = p->plan->source_bytes + p->plan->content_bytes;
-    p->keep_cache = through < host.memory_free_bytes / CACHE_SHARE;
-    return QC_OK;
-}
-
 qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out, qc_isa isa,
                            unsigned threads, qc_error *err)
 {
@@ -448,7 +430,11 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
             QC_TRY(qc_arena_printf(out->arena, &name, err, "%s.zst", name));
         QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
     }
-    QC_TRY(decide_cache(p, err));
+    /* The files of a large conversion would push out what other programs keep in free memory, and
+     * would be gone themselves before anybody reads them again. */
+    qc_host_facts host;
+    QC_TRY(qc_host_read(&host, p->out->arena, "", err));
+    p->keep_cache = plan->source_bytes + plan->content_bytes < host.memory_free_bytes / CACHE_SHARE;
     QC_TRY(qc_units_make(p, err));
     if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));

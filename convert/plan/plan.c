@@ -492,19 +492,6 @@ uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
     return qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
 }
 
-/* job_of has one element for each tensor of the source. */
-static void count_absorbed(qc_plan *p, const uint32_t *job_of)
-{
-    for (size_t i = 0; i < p->model->tensor_count; i++) {
-        const qc_recipe_entry *e = &p->recipe->entries[i];
-        if (e->scheme != QC_SCHEME_ABSORBED || e->owner == UINT32_MAX ||
-            p->recipe->entries[e->owner].scheme == QC_SCHEME_ABSORBED)
-            continue;
-        p->jobs[job_of[e->owner]].absorbed_bytes += p->model->tensors[i].bytes;
-        p->source_bytes += p->model->tensors[i].bytes;
-    }
-}
-
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested)
 {
@@ -558,7 +545,14 @@ static qc_status make_jobs(qc_plan *p, order_entry *order, uint32_t *job_of, qc_
         job_of[order[i].source] = i;
         QC_TRY(add_job(p, order[i].source, err));
     }
-    count_absorbed(p, job_of);
+    for (size_t i = 0; i < p->model->tensor_count; i++) {
+        const qc_recipe_entry *e = &p->recipe->entries[i];
+        if (e->scheme != QC_SCHEME_ABSORBED || e->owner == UINT32_MAX ||
+            p->recipe->entries[e->owner].scheme == QC_SCHEME_ABSORBED)
+            continue;
+        p->jobs[job_of[e->owner]].absorbed_bytes += tensors[i].bytes;
+        p->source_bytes += tensors[i].bytes;
+    }
     return QC_OK;
 }
 
@@ -589,32 +583,25 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     return st;
 }
 
-/* Jobs come layer by layer, in the order in which devices take them; only a tied head, a vision
- * tower or spilled layers stand elsewhere. It is worth knowing, because a copy of all jobs is most
- * of a plan's memory. */
-static int is_in_device_order(const qc_plan *p)
-{
-    for (uint32_t i = 1; i < p->job_count; i++) {
-        if (p->jobs[i].device < p->jobs[i - 1].device)
-            return 0;
-    }
-    return 1;
-}
-
 qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char **names,
                               uint32_t count, uint64_t context, qc_error *err)
 {
+    int in_order = 1;
     for (uint32_t i = 0; i < p->job_count; i++) {
         qc_job *j = &p->jobs[i];
         j->device = (uint16_t)device_of[j->source];
         if (device_of[j->source] >= count || count > UINT16_MAX)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no device",
                     p->model->tensors[j->source].name);
+        in_order &= i == 0 || j->device >= p->jobs[i - 1].device;
     }
     p->device_names = names;
     p->device_count = count;
     p->placed_context = context;
-    if (is_in_device_order(p))
+    /* Jobs come layer by layer, in the order in which devices take them; only a tied head, a vision
+     * tower or spilled layers stand elsewhere. It is worth knowing, because a copy of all jobs is
+     * most of a plan's memory. */
+    if (in_order)
         return QC_OK;
     const qc_job *old = p->jobs;
     uint32_t jobs = p->job_count;
