@@ -18,8 +18,7 @@
 static int compare_names(const void *a, const void *b)
 {
     const qc_moments_name *x = a, *y = b;
-    const int c = strcmp(x->module, y->module);
-    return c ? c : (x->number > y->number) - (x->number < y->number);
+    return strcmp(x->module, y->module);
 }
 
 static qc_status add_name(qc_moments *m, uint32_t number, qc_error *err)
@@ -62,18 +61,10 @@ qc_status qc_moments_begin(qc_moments *m, qc_calibrator *k, qc_error *err)
 
 uint32_t qc_moments_find(const qc_moments *m, const char *module)
 {
-    uint32_t from = 0, to = m->name_count;
-    while (from < to) {
-        const uint32_t mid = from + (to - from) / 2;
-        const int c = strcmp(m->names[mid].module, module);
-        if (c == 0)
-            return m->names[mid].number;
-        if (c < 0)
-            from = mid + 1;
-        else
-            to = mid;
-    }
-    return QC_NO_JOB;
+    const qc_moments_name key = {.module = module}, *found = NULL;
+    if (m->name_count > 0)
+        found = bsearch(&key, m->names, m->name_count, sizeof key, compare_names);
+    return found ? found->number : QC_NO_JOB;
 }
 
 /* ---- sorting ---- */
