@@ -141,18 +141,22 @@ typedef struct {
     uint64_t total_bytes;
 } shape;
 
-static shape shape_of(const qc_plan *plan, uint32_t number)
+static shape shape_of_job(const qc_job *j, uint64_t lead)
 {
-    const qc_job weight = qc_calibrated_weight(plan, number), *j = &weight;
-    shape s = {0};
+    shape s = {.lead = lead};
     s.codes = qc_form_code_bytes(&j->form, j->elems);
     s.scales = j->scales;
-    s.lead = qc_calibrated_lead(plan, number);
     s.groups = j->form.nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
     s.scales_at = s.codes;
     s.groups_at = s.scales_at + s.scales * (j->form.nested ? 1 : sizeof(float));
     s.total_bytes = s.groups_at + s.groups * sizeof(float);
     return s;
+}
+
+static shape shape_of(const qc_plan *plan, uint32_t number)
+{
+    const qc_job j = qc_calibrated_weight(plan, number);
+    return shape_of_job(&j, qc_calibrated_lead(plan, number));
 }
 
 static uint64_t piece_count(const shape *s)
@@ -184,11 +188,17 @@ uint64_t qc_calibrated_bytes(const qc_plan *plan, const qc_calibrated *c)
 
 /* ---- arrays ---- */
 
-qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, uint32_t job,
+qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, uint32_t number,
                               qc_error *err)
 {
-    const qc_job weight = qc_calibrated_weight(plan, job), *j = &weight;
-    const shape s = shape_of(plan, job);
+    const qc_job j = qc_calibrated_weight(plan, number);
+    return qc_calibrated_alloc_job(out, &j, qc_calibrated_lead(plan, number), err);
+}
+
+qc_status qc_calibrated_alloc_job(qc_calibrated_arrays *out, const qc_job *j, uint64_t lead,
+                                  qc_error *err)
+{
+    const shape s = shape_of_job(j, lead);
     uint64_t floats = s.scales + s.groups, bytes = 0;
     size_t all = 0;
     *out = (qc_calibrated_arrays){0};

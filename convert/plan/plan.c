@@ -330,12 +330,12 @@ static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
     return scale == QC_SCALE_ABSMAX && qc_job_may_be_calibrated(p, j) ? QC_SCALE_SEARCH : scale;
 }
 
-/* Gives a quantized weight, whose shape is known, its form and its scales. */
-static void set_form(qc_job *j, uint32_t block_elems, int nested)
+void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nested)
 {
-    const int by_rows = qc_schemes[j->scheme].by_rows;
-    nested = nested && !by_rows && !qc_schemes[j->scheme].form->integer;
-    j->form = qc_scheme_form(j->scheme, j->form.cols, block_elems, nested);
+    const int by_rows = qc_schemes[scheme].by_rows;
+    j->scheme = scheme;
+    nested = nested && !by_rows && !qc_schemes[scheme].form->integer;
+    j->form = qc_scheme_form(scheme, j->form.cols, block_elems, nested);
     j->form.scale_dtype = qc_scheme_scale_dtype(j->model_dtype);
     j->scales = by_rows ? j->rows : qc_ceil_div_u64(j->elems, block_elems);
 }
@@ -389,7 +389,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
                 src->name, j->form.cols, QC_FRAME_MAX_BYTES, src->name);
     if (qc_scheme_is_quantized(j->scheme)) {
         j->scale = scale_of(p, j);
-        set_form(j, e->block_elems, p->options->recipe.double_quant);
+        qc_job_set_form(j, j->scheme, e->block_elems, p->options->recipe.double_quant);
         p->weights_quantized += j->elems;
         den = j->form.ops->bits;
     } else if (j->scheme == QC_SCHEME_CAST) {
@@ -466,21 +466,6 @@ uint64_t qc_plan_job_bytes(const qc_plan *p, const qc_job *j)
     return bytes;
 }
 
-/* The bytes of all role tensors of a quantized weight of which only the shape is known. */
-static uint64_t quantized_bytes(qc_job *j, uint32_t block_elems, int nested)
-{
-    uint64_t bytes = qc_scheme_code_bytes(j->scheme, j->elems);
-    set_form(j, block_elems, nested);
-    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
-        qc_out_tensor t = {0};
-        if (!has_role(j, (qc_role_tensor)role))
-            continue;
-        describe_beside(j, (qc_role_tensor)role, &t);
-        bytes += bytes_of(&t);
-    }
-    return bytes;
-}
-
 uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
 {
     const qc_job *j = &p->jobs[p->outputs[tensor].job];
@@ -492,38 +477,31 @@ uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
     return qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
 }
 
-uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
+uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested)
 {
     const qc_recipe_entry entry = {.coded = NULL};
-    const uint64_t dims[] = {rows, cols};
+    const uint64_t rows = dims[0] * (ndim == 3 ? dims[1] : 1), cols = dims[ndim - 1];
     qc_job j = {.entry = &entry,
                 .dims = dims,
                 .elems = rows * cols,
                 .rows = rows,
                 .form = {.cols = cols},
-                .scheme = scheme,
                 .model_dtype = dtype,
-                .ndim = 2};
+                .ndim = ndim & 15u,
+                .stack = ndim == 3};
     if (!qc_scheme_is_quantized(scheme))
         return j.elems * (qc_dtype_bits(dtype) / 8);
-    return quantized_bytes(&j, block_elems, nested);
-}
-
-uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
-                             int nested)
-{
-    const qc_recipe_entry entry = {.coded = w};
-    uint64_t cols = w->dims[w->ndim - 1], rows = w->dims[0] * (w->ndim == 3 ? w->dims[1] : 1);
-    qc_job j = {.entry = &entry,
-                .dims = w->dims,
-                .elems = rows * cols,
-                .rows = rows,
-                .form = {.cols = cols},
-                .scheme = scheme,
-                .model_dtype = w->dtype,
-                .ndim = w->ndim & 15u};
-    return quantized_bytes(&j, block_elems, nested);
+    qc_job_set_form(&j, scheme, block_elems, nested);
+    uint64_t bytes = qc_form_code_bytes(&j.form, j.elems);
+    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
+        qc_out_tensor t = {0};
+        if (!has_role(&j, (qc_role_tensor)role))
+            continue;
+        describe_beside(&j, (qc_role_tensor)role, &t);
+        bytes += bytes_of(&t);
+    }
+    return bytes;
 }
 
 /* order and job_of are scratch memory with one element for each tensor of the source. */

@@ -143,14 +143,13 @@ static inline uint32_t qc_job_output(const qc_job *j, qc_role_tensor role)
  * for? Such a weight is laid out like one with searched scales, and if nothing calibrates it, its
  * scales are indeed searched. */
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
-/* The bytes that a 2-D weight [rows, cols] takes in a scheme, with its scales and state: exactly
- * the sum of the tensors that qc_plan_begin makes of it. dtype is the source's. The scheme
- * quantizes, or it is KEEP. */
-uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
+/* Gives a job, whose shape is known, the form and the scales of a scheme that quantizes. */
+void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nested);
+/* The bytes that a weight of 2 dimensions, or a stack of 3, takes in a scheme, with its scales and
+ * state: exactly the sum of the tensors that qc_plan_begin makes of it. dtype is the model's. The
+ * scheme quantizes, or it is KEEP. */
+uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested);
-/* The same for a weight in FP8 or MXFP4 that is quantized (scheme is not KEEP). */
-uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
-                             int nested);
 /* Can a GPU quantize job j's weight? */
 int qc_job_suits_gpu(const qc_job *j);
 /* The bytes of the source that GPUs could quantize. */
