@@ -58,6 +58,12 @@ static inline int qc_form_by_rows(const qc_form *form)
     return form->block_elems == 0;
 }
 
+/* Returns how many elements share a scale. */
+static inline uint64_t qc_form_scale_elems(const qc_form *form)
+{
+    return form->block_elems ? form->block_elems : form->cols;
+}
+
 /* Returns how many bytes n codes take. */
 static inline uint64_t qc_form_code_bytes(const qc_form *form, uint64_t n)
 {

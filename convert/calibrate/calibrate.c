@@ -16,14 +16,6 @@
 
 /* ---- what results depend on ---- */
 
-/* Makes a digest of what the other side of a door says that its results depend on. */
-static void door_digest(const qc_door *door, char out[QC_DIGEST_HEX_BYTES])
-{
-    const char *identity = qc_door_hello_of(door)->identity;
-    const qc_digest d = qc_digest_bytes(identity, strlen(identity));
-    qc_digest_hex(&d, out);
-}
-
 /* Makes a digest of a file of moments, or of a folder of them, by names, sizes and times. */
 static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES],
                                 qc_error *err)
@@ -53,10 +45,13 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     const qc_calibrate_options *c = &o->calibrate;
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
-    if (c->door)
-        door_digest(c->door, digest);
-    else
+    if (c->door) {
+        const char *identity = qc_door_identity(c->door);
+        const qc_digest d = qc_digest_bytes(identity, strlen(identity));
+        qc_digest_hex(&d, digest);
+    } else {
         QC_TRY(moments_digest(o, digest, err));
+    }
     if (!plan->calibrates_on)
         QC_TRY(qc_blas_open(&blas, err));
     return qc_arena_printf(plan->call->arena, out, err,
@@ -145,21 +140,9 @@ qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan
 void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan)
 {
     const qc_calibrate_options *c = &plan->options->calibrate;
-    *out = (qc_calibrate_report){.hessians = c->hessians, .damping = c->damping, .sided = 1};
-    if (!c->door)
-        return;
-    const qc_door_hello *h = qc_door_hello_of(c->door);
-    out->text = h->text;
-    out->hessians = h->hessians;
-    out->tokenizer = h->tokenizer;
-    out->tokens = h->tokens;
-    out->windows = h->windows;
-    out->context = h->context;
-    out->mix = h->mix;
-    out->relative_rank = h->relative_rank;
-    out->sided = h->sided;
-    if (h->text_digest)
-        memcpy(out->text_digest, h->text_digest, sizeof out->text_digest);
+    *out = c->door ? *qc_door_report(c->door)
+                   : (qc_calibrate_report){.hessians = c->hessians, .sided = 1};
+    out->damping = c->damping;
 }
 
 qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,

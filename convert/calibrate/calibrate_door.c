@@ -10,6 +10,7 @@
 #include "formats/json_writer.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #define PREFIX         "fd:"
@@ -20,7 +21,8 @@
 
 struct qc_door {
     qc_door_line line;
-    qc_door_hello hello;
+    const char *identity;
+    qc_calibrate_report report; /* what the hello says */
 };
 
 /* ---- the hello ---- */
@@ -75,12 +77,13 @@ static qc_status take_real(const qc_door *d, double *out, const qc_json_node *of
 
 static qc_status take_report(qc_door *d, qc_arena *arena, const qc_json_node *r, qc_error *err)
 {
-    qc_door_hello *h = &d->hello;
+    qc_calibrate_report *h = &d->report;
+    const char *text_digest = NULL;
     uint64_t sided = 1;
     qc_digest digest;
     QC_TRY(take_line(d, arena, &h->text, r, "text", err));
     QC_TRY(take_line(d, arena, &h->hessians, r, "hessians", err));
-    QC_TRY(take_line(d, arena, &h->text_digest, r, "text_digest", err));
+    QC_TRY(take_line(d, arena, &text_digest, r, "text_digest", err));
     QC_TRY(take_line(d, arena, &h->tokenizer, r, "tokenizer", err));
     QC_TRY(take_number(d, &h->tokens, r, "tokens", err));
     QC_TRY(take_number(d, &h->windows, r, "windows", err));
@@ -90,14 +93,16 @@ static qc_status take_report(qc_door *d, qc_arena *arena, const qc_json_node *r,
     QC_TRY(take_real(d, &h->relative_rank, r, "relative_rank", err));
     if (!h->text == !h->hessians)
         return bad(d, err, "a report with either \"text\" or \"hessians\"");
-    if (h->text && (!h->tokenizer || strlen(h->tokenizer) > TOKENIZER_MOST || !h->text_digest ||
-                    qc_digest_from_hex(&digest, h->text_digest) != 0))
+    if (h->text && (!h->tokenizer || strlen(h->tokenizer) > TOKENIZER_MOST || !text_digest ||
+                    qc_digest_from_hex(&digest, text_digest) != 0))
         return bad(d, err,
                    "a report with the \"tokenizer\" of the text and a \"text_digest\" of 32 "
                    "hexadecimal digits");
     if (sided != 1 && sided != 2)
         return bad(d, err, "\"sided\" to be 1 or 2");
     h->sided = (unsigned)sided;
+    if (text_digest)
+        (void)snprintf(h->text_digest, sizeof h->text_digest, "%s", text_digest);
     return QC_OK;
 }
 
@@ -115,7 +120,7 @@ static qc_status take_hello(qc_door *d, qc_arena *arena, qc_error *err)
         qc_json_expect(qc_json_get(root, "report"), QC_JSON_OBJECT, "report", NULL) != QC_OK)
         st = bad(d, err, "a first line {\"hello\": 1, \"identity\": TEXT, \"report\": {...}}");
     if (st == QC_OK)
-        st = qc_arena_strdup(arena, &d->hello.identity, identity, err);
+        st = qc_arena_strdup(arena, &d->identity, identity, err);
     if (st == QC_OK)
         st = take_report(d, arena, qc_json_get(root, "report"), err);
     qc_json_destroy(doc);
@@ -160,9 +165,14 @@ void qc_door_close(qc_door *d)
         qc_door_line_close(&d->line);
 }
 
-const qc_door_hello *qc_door_hello_of(const qc_door *d)
+const char *qc_door_identity(const qc_door *d)
 {
-    return &d->hello;
+    return d->identity;
+}
+
+const qc_calibrate_report *qc_door_report(const qc_door *d)
+{
+    return &d->report;
 }
 
 /* ---- a phase ---- */
@@ -223,7 +233,7 @@ static void write_offer(const phase *p, qc_json_writer *w, const qc_moments_name
     write_weight(p, w, n->number);
     qc_json_put_text(w, "module", n->module);
     qc_json_put_u64(w, "rows", j.rows);
-    qc_json_put_u64(w, "cols", j.cols);
+    qc_json_put_u64(w, "cols", j.form.cols);
     qc_json_put_bool(w, "turned", j.entry->transpose);
     qc_json_put_bool(w, "made", is_made(p, n->number));
     if (is_made(p, n->number))
@@ -260,8 +270,8 @@ static int is_first_of_inputs(const phase *p, const qc_moments_name *before,
     const char *dot = strrchr(n->module, '.');
     const size_t len = dot ? (size_t)(dot - n->module) : 0;
     return !before ||
-           qc_calibrated_weight(p->k->plan, before->number).cols !=
-               qc_calibrated_weight(p->k->plan, n->number).cols ||
+           qc_calibrated_weight(p->k->plan, before->number).form.cols !=
+               qc_calibrated_weight(p->k->plan, n->number).form.cols ||
            strncmp(before->module, n->module, len) != 0 || strchr(n->module, '[');
 }
 
@@ -269,7 +279,7 @@ static int is_first_of_inputs(const phase *p, const qc_moments_name *before,
 static void look_ahead(const phase *p, qc_calibrate_outlook *a)
 {
     const qc_moments_name *before = NULL;
-    const int two = p->d->hello.sided == 2;
+    const int two = p->d->report.sided == 2;
     *a = (qc_calibrate_outlook){.disk =
                                     p->k->costs ? 0 : qc_calibrated_bytes(p->k->plan, p->k->store)};
     for (uint32_t i = 0; i < p->m.name_count; i++) {
@@ -335,7 +345,7 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
         qc_json_put_u64(&w, "offset", v.bytes);
         qc_json_end(&w);
         if (st == QC_OK)
-            st = (searched ? qc_door_values_search : qc_door_values_put)(&v, p->k, number, err);
+            st = qc_door_values_put(&v, p->k, number, searched, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
@@ -365,7 +375,7 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
         qc_json_put_number(&w, "calibrated", r.calibrated);
         qc_json_end(&w);
         if (path)
-            st = qc_door_values_put(&v, p->k, number, err);
+            st = qc_door_values_put(&v, p->k, number, 0, err);
     }
     const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
     st = st == QC_OK ? closed : st;
@@ -400,7 +410,7 @@ static qc_status answer_solve(phase *p, const qc_json_node *request, qc_error *e
     QC_TRY(qc_moments_open(&p->m, path, 1, err));
     for (uint32_t i = 0; i < qc_hessians_count(p->m.h); i++)
         outputs |= qc_hessians_outputs_of(p->m.h, i).blocks > 0;
-    if (p->d->hello.sided == 1 && outputs)
+    if (p->d->report.sided == 1 && outputs)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: it has second moments of outputs, but the hello on --hessians %s says that "
                 "\"sided\" is 1",
@@ -436,39 +446,33 @@ static qc_status take_end(phase *p, const qc_json_node *request, qc_error *err)
                                 why ? why : "as there were no second moments of their inputs", err);
 }
 
-static qc_status answer(phase *p, const qc_json_node *request, qc_error *err)
-{
-    if (qc_json_get(request, "solve"))
-        return answer_solve(p, request, err);
-    if (qc_json_get(request, "values"))
-        return answer_values(p, request, err);
-    if (qc_json_get(request, "end"))
-        return take_end(p, request, err);
-    return bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
-}
-
 static qc_status run(phase *p, qc_error *err)
 {
     qc_calibrator *k = p->k;
-    const qc_door_hello *h = &p->d->hello;
+    const unsigned sided = p->d->report.sided;
     qc_calibrate_outlook ahead;
-    if (k->o->calibrate.sided > 0 && k->o->calibrate.sided != h->sided)
+    if (k->o->calibrate.sided > 0 && k->o->calibrate.sided != sided)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--sided says otherwise than the hello on --hessians %s, where \"sided\" is %u",
-                p->d->line.name, h->sided);
-    if (h->sided == 2)
+                p->d->line.name, sided);
+    if (sided == 2)
         k->feedback.sweeps = QC_FEEDBACK_SWEEPS_TWO_SIDED;
     if (k->costs)
         k->feedback.sweeps = 0;
     QC_TRY(qc_moments_begin(&p->m, k, err));
-    QC_TRY(qc_calibrate_measure(k, err));
+    QC_TRY(k->engine->ops->measure(k->engine, &k->speed, err));
     look_ahead(p, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
     QC_TRY(send_phase(p, &ahead, err));
     while (!p->over) {
         qc_json *doc = NULL;
         QC_TRY(qc_door_line_read(&p->d->line, &doc, err));
-        const qc_status st = answer(p, qc_json_root(doc), err);
+        const qc_json_node *request = qc_json_root(doc);
+        const qc_status st = qc_json_get(request, "solve")    ? answer_solve(p, request, err)
+                             : qc_json_get(request, "values") ? answer_values(p, request, err)
+                             : qc_json_get(request, "end")
+                                 ? take_end(p, request, err)
+                                 : bad(p->d, err, "a line with \"solve\", \"values\" or \"end\"");
         qc_json_destroy(doc);
         QC_TRY(st);
     }

@@ -9,28 +9,18 @@
 #ifndef QC_CONVERT_CALIBRATE_DOOR_H
 #define QC_CONVERT_CALIBRATE_DOOR_H
 
-#include "base/arena.h"
-
-#include <stdint.h>
+#include "convert/calibrate/calibrate.h"
 
 typedef struct qc_door qc_door;
-
-/* What the other side says of itself when it comes. The strings are in the door's arena. */
-typedef struct {
-    const char *identity;    /* all that its results depend on beside the conversion */
-    const char *text;        /* the name of its text; NULL: it has moments */
-    const char *hessians;    /* the name of its moments; NULL: it has a text */
-    const char *text_digest; /* hex, with a text */
-    const char *tokenizer;   /* kind, with a text */
-    uint64_t tokens, windows, context;
-    double mix, relative_rank; /* as in qc_manifest_calibration */
-    unsigned sided;
-} qc_door_hello;
 
 /* Opens a door where path is "fd:N", and waits for the hello; else *out is NULL. */
 QC_NODISCARD qc_status qc_door_open(qc_door **out, qc_arena *arena, const char *path,
                                     qc_error *err);
 void qc_door_close(qc_door *d); /* accepts NULL */
-const qc_door_hello *qc_door_hello_of(const qc_door *d);
+/* Returns, as text, all that the other side's results depend on beside the conversion. */
+const char *qc_door_identity(const qc_door *d);
+/* Returns what the other side says of itself, where a report has it. The strings are in the door's
+ * arena. */
+const qc_calibrate_report *qc_door_report(const qc_door *d);
 
 #endif

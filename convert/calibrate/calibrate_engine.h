@@ -7,16 +7,6 @@
 
 #include "convert/calibrate/calibrate_internal.h"
 
-/* The speed of this machine in seconds for one operation. Factors and weights take longer than
- * their products alone, by these two ratios. */
-typedef struct {
-    double single, dual; /* products of floats; products of doubles, as in the factor */
-    double factor_slower, weight_slower;
-    /* Where outputs do not count alike, beyond weight_slower: of a sweep over a column of a block
-     * of outputs, per output, and per output and output of the block. Blocks run side by side. */
-    double coupled, coupled_pair;
-} qc_calibrate_speed;
-
 /* The bytes of the host and of a GPU that the work on one layer takes. */
 typedef struct {
     uint64_t host, device;

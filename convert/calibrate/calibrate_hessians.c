@@ -40,15 +40,6 @@ static qc_status tell_outputs(const qc_moments *m, qc_error *err)
     return QC_OK;
 }
 
-/* Is any weight two-sided, also of those that are made? */
-static int is_two_sided(const qc_moments *m)
-{
-    for (uint32_t i = 0; i < qc_calibrated_numbers(m->k->plan); i++)
-        if (m->known[i] & QC_MOMENTS_BOTH)
-            return 1;
-    return 0;
-}
-
 /* Tells the user what lies ahead. */
 static void tell(const qc_calibrator *k, const qc_calibrate_outlook *a)
 {
@@ -76,16 +67,17 @@ static qc_status run(qc_moments *m, qc_error *err)
     qc_calibrate_outlook ahead;
     QC_TRY(qc_moments_begin(m, k, err));
     QC_TRY(qc_moments_open(m, k->o->calibrate.hessians, two, err));
-    if (two && is_two_sided(m)) {
+    for (uint32_t i = 0; two && i < qc_calibrated_numbers(k->plan); i++)
+        if (m->known[i] & QC_MOMENTS_BOTH) /* also of what is made already */
+            k->r->sided = 2;
+    if (k->r->sided == 2)
         k->feedback.sweeps = QC_FEEDBACK_SWEEPS_TWO_SIDED;
-        k->r->sided = 2;
-    }
     QC_TRY(tell_outputs(m, err));
     QC_TRY(qc_moments_tell_left(m, "as --hessians has no second moments for them", err));
     k->r->tokens = m->tokens;
     if (k->costs)
         k->feedback.sweeps = 0;
-    QC_TRY(qc_calibrate_measure(k, err));
+    QC_TRY(k->engine->ops->measure(k->engine, &k->speed, err));
     qc_moments_ahead(m, &ahead);
     tell(k, &ahead);
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));

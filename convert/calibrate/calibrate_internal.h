@@ -15,6 +15,16 @@
 
 typedef struct qc_calibrate_engine qc_calibrate_engine; /* calibrate_engine.h */
 
+/* The speed of this machine in seconds for one operation. Factors and weights take longer than
+ * their products alone, by these two ratios. */
+typedef struct {
+    double single, dual; /* products of floats; products of doubles, as in the factor */
+    double factor_slower, weight_slower;
+    /* Where outputs do not count alike, beyond weight_slower: of a sweep over a column of a block
+     * of outputs, per output, and per output and output of the block. Blocks run side by side. */
+    double coupled, coupled_pair;
+} qc_calibrate_speed;
+
 /* What the matrices of a double quantized stack have in common (calibrate_stack.c). */
 typedef struct {
     uint32_t job;
@@ -35,9 +45,8 @@ typedef struct {
     const qc_quant_ops *ops;
     qc_isa isa;
     unsigned threads;
-    qc_feedback_options feedback;                 /* damping 0: chosen by the number of tokens */
-    double factor_seconds, weight_seconds;        /* for one operation */
-    double coupled_seconds, coupled_pair_seconds; /* as in qc_calibrate_speed */
+    qc_feedback_options feedback; /* damping 0: chosen by the number of tokens */
+    qc_calibrate_speed speed;     /* the engine's */
     qc_weight_reader reader;
     qc_calibrate_groups *groups; /* one for each stack at hand */
     uint32_t group_count;
@@ -61,8 +70,6 @@ typedef struct {
 int qc_calibrate_few(uint64_t n, uint64_t tokens);
 /* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
-/* Asks the engine how long an operation takes. */
-QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err);
 /* Returns QC_ERR_NOMEM where the GPU is too small, before any work begins. */
 QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
                                                const qc_calibrate_outlook *a, qc_error *err);
@@ -71,6 +78,10 @@ QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
                             const char *why);
 
+/* Reads a weight by its number as floats [rows, cols], a matrix of a stack by itself. The caller
+ * frees it, also after a failure. */
+QC_NODISCARD qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number,
+                                         qc_error *err);
 /* Factors the engine's moments, which are of so many tokens. name: of the first weight, for
  * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
@@ -117,8 +128,9 @@ QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number
 int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job);
 void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
-/* Gives `out` what the matrix shares with others. */
-void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out);
+/* Returns where feedback puts a weight, and what a matrix shares with others. */
+qc_feedback_out qc_calibrate_out(const qc_calibrator *k, uint32_t number,
+                                 const qc_calibrated_arrays *a);
 /* Quantizes w [rows, cols] as --scale search does, into arrays of qc_calibrated_alloc; scales of
  * unsigned forms are not quantized themselves. */
 QC_NODISCARD qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const float *w,

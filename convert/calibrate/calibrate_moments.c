@@ -5,7 +5,6 @@
 #include "base/text.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_engine.h"
-#include "convert/calibrate/calibrate_read.h"
 #include "convert/term/console.h"
 
 #include <inttypes.h>
@@ -19,8 +18,7 @@
 static int compare_names(const void *a, const void *b)
 {
     const qc_moments_name *x = a, *y = b;
-    const int c = strcmp(x->module, y->module);
-    return c ? c : (x->number > y->number) - (x->number < y->number);
+    return strcmp(x->module, y->module);
 }
 
 static qc_status add_name(qc_moments *m, uint32_t number, qc_error *err)
@@ -43,15 +41,6 @@ static qc_status add_name(qc_moments *m, uint32_t number, qc_error *err)
     return QC_OK;
 }
 
-static unsigned char known_of_store(const qc_calibrator *k, uint32_t number)
-{
-    if (!k->store || qc_calibrated_matrices(k->plan, number) > 0 ||
-        !qc_calibrated_takes(k->plan, number) || !qc_calibrated_has(k->store, number))
-        return 0;
-    return qc_calibrated_is_searched(k->store, number) ? QC_MOMENTS_SEEN | QC_MOMENTS_FEW
-                                                       : QC_MOMENTS_SEEN;
-}
-
 qc_status qc_moments_begin(qc_moments *m, qc_calibrator *k, qc_error *err)
 {
     const uint32_t numbers = qc_calibrated_numbers(k->plan);
@@ -60,7 +49,10 @@ qc_status qc_moments_begin(qc_moments *m, qc_calibrator *k, qc_error *err)
     QC_TRY(qc_arena_array(&k->arena, &m->known, numbers, err));
     for (uint32_t i = 0; i < numbers; i++) {
         QC_TRY(add_name(m, i, err));
-        m->known[i] = known_of_store(k, i);
+        if (k->store && qc_calibrated_matrices(k->plan, i) == 0 &&
+            qc_calibrated_takes(k->plan, i) && qc_calibrated_has(k->store, i))
+            m->known[i] =
+                QC_MOMENTS_SEEN | (qc_calibrated_is_searched(k->store, i) ? QC_MOMENTS_FEW : 0);
     }
     if (m->name_count > 0)
         qsort(m->names, m->name_count, sizeof *m->names, compare_names);
@@ -69,18 +61,10 @@ qc_status qc_moments_begin(qc_moments *m, qc_calibrator *k, qc_error *err)
 
 uint32_t qc_moments_find(const qc_moments *m, const char *module)
 {
-    uint32_t from = 0, to = m->name_count;
-    while (from < to) {
-        const uint32_t mid = from + (to - from) / 2;
-        const int c = strcmp(m->names[mid].module, module);
-        if (c == 0)
-            return m->names[mid].number;
-        if (c < 0)
-            from = mid + 1;
-        else
-            to = mid;
-    }
-    return QC_NO_JOB;
+    const qc_moments_name key = {.module = module}, *found = NULL;
+    if (m->name_count > 0)
+        found = bsearch(&key, m->names, m->name_count, sizeof key, compare_names);
+    return found ? found->number : QC_NO_JOB;
 }
 
 /* ---- sorting ---- */
@@ -156,10 +140,10 @@ static qc_status sort_module(qc_moments *m, uint32_t i, int two, qc_error *err)
         return QC_OK;
     }
     m->known[p.number] = QC_MOMENTS_SEEN | QC_MOMENTS_HERE;
-    if (n != j.cols)
+    if (n != j.form.cols)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "%s: expected second moments of %" PRIu64 " inputs for '%s', found %" PRIu64,
-                m->path, j.cols, qc_calibrated_name(name, plan, p.number), n);
+                m->path, j.form.cols, qc_calibrated_name(name, plan, p.number), n);
     if (qc_calibrate_few(n, tokens)) {
         m->known[p.number] |= QC_MOMENTS_FEW;
         m->left[m->left_count++] = p.number;
@@ -248,12 +232,6 @@ static uint64_t outputs_bytes(const qc_hessians_outputs *o)
     return qc_sat_mul(qc_sat_mul(o->blocks, o->block), qc_sat_mul(o->block, sizeof(float)));
 }
 
-static double weight_seconds(const qc_moments *m, uint32_t i)
-{
-    return qc_calibrate_weight_seconds(m->k, m->pairs[i].number, cross_of(m, i),
-                                       m->pairs[i].outputs.block);
-}
-
 void qc_moments_ahead(const qc_moments *m, qc_calibrate_outlook *a)
 {
     const qc_calibrator *k = m->k;
@@ -294,7 +272,8 @@ static qc_status make_one(const qc_moments *m, uint32_t i, qc_error *err)
     qc_calibrated_arrays arrays = {0};
     float *w = NULL;
     float *g = NULL;
-    const double seconds = weight_seconds(m, i);
+    const double seconds =
+        qc_calibrate_weight_seconds(k, p->number, cross_of(m, i), p->outputs.block);
     qc_status st = read_outputs(m, p, &g, err);
     const uint64_t block = qc_min_u64(p->outputs.block, rows);
     const qc_feedback_outputs outputs = {.g = g,
@@ -312,19 +291,6 @@ static qc_status make_one(const qc_moments *m, uint32_t i, qc_error *err)
     return st;
 }
 
-/* Reads moments, and the cross moment if there is one. Both are to be freed, also after an
- * error. */
-static qc_status read_moments(const qc_moments *m, uint32_t i, uint64_t n, double **h, double **c,
-                              qc_error *err)
-{
-    QC_TRY(qc_calibrate_square(h, n, err));
-    QC_TRY(qc_hessians_read(m->h, m->pairs[i].moments, *h, err));
-    if (!cross_of(m, i))
-        return QC_OK;
-    QC_TRY(qc_calibrate_square(c, n, err));
-    return qc_hessians_read_cross(m->h, m->pairs[i].moments, *c, err);
-}
-
 /* Weights [first, end) share their moments. */
 static qc_status make_set(const qc_moments *m, uint32_t first, uint32_t end, qc_error *err)
 {
@@ -334,7 +300,15 @@ static qc_status make_set(const qc_moments *m, uint32_t first, uint32_t end, qc_
     double *h = NULL, *c = NULL;
     (void)qc_hessians_moments(m->h, m->pairs[first].module, &n, &tokens);
     (void)qc_calibrated_name(name, k->plan, m->pairs[first].number);
-    qc_status st = read_moments(m, first, n, &h, &c, err);
+    const uint32_t moments = m->pairs[first].moments;
+    const int cross = cross_of(m, first);
+    qc_status st = qc_calibrate_square(&h, n, err);
+    if (st == QC_OK)
+        st = qc_hessians_read(m->h, moments, h, err);
+    if (st == QC_OK && cross)
+        st = qc_calibrate_square(&c, n, err);
+    if (st == QC_OK && cross)
+        st = qc_hessians_read_cross(m->h, moments, c, err);
     if (st != QC_OK) {
         qc_free(h);
         qc_free(c);
@@ -342,7 +316,7 @@ static qc_status make_set(const qc_moments *m, uint32_t first, uint32_t end, qc_
     }
     st = k->engine->ops->take(k->engine, n, h, c, err);
     if (st == QC_OK)
-        st = qc_calibrate_factor(k, n, cross_of(m, first), tokens, name, err);
+        st = qc_calibrate_factor(k, n, cross, tokens, name, err);
     for (uint32_t i = first; st == QC_OK && i < end; i++) {
         st = qc_check_interrupted(err);
         if (st == QC_OK)
@@ -372,18 +346,6 @@ static qc_status look_at_groups(const qc_moments *m, uint32_t number, qc_error *
     return QC_OK;
 }
 
-static qc_status search_one(const qc_moments *m, uint32_t number, qc_error *err)
-{
-    float *w = NULL;
-    qc_status st = qc_check_interrupted(err);
-    if (st == QC_OK)
-        st = qc_calibrate_read(&w, m->k, number, err);
-    if (st == QC_OK)
-        st = qc_calibrate_searched(m->k, number, w, err);
-    qc_free(w);
-    return st;
-}
-
 static qc_status make_all(const qc_moments *m, qc_error *err)
 {
     for (uint32_t i = 0; i < m->count; i++)
@@ -396,8 +358,15 @@ static qc_status make_all(const qc_moments *m, qc_error *err)
             end++;
         QC_TRY(make_set(m, first, end, err));
     }
-    for (uint32_t i = 0; i < m->searched_count; i++)
-        QC_TRY(search_one(m, m->searched[i], err));
+    for (uint32_t i = 0; i < m->searched_count; i++) {
+        float *w = NULL;
+        QC_TRY(qc_check_interrupted(err));
+        qc_status st = qc_calibrate_read(&w, m->k, m->searched[i], err);
+        if (st == QC_OK)
+            st = qc_calibrate_searched(m->k, m->searched[i], w, err);
+        qc_free(w);
+        QC_TRY(st);
+    }
     return QC_OK;
 }
 

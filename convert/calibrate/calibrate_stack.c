@@ -22,8 +22,8 @@
 int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);
-    return number >= k->plan->job_count && j.nested &&
-           (j.blocks % QC_NESTED_BLOCK != 0 || !qc_schemes[j.scheme].form->signed_scales);
+    return number >= k->plan->job_count && j.form.nested &&
+           (j.scales % QC_NESTED_BLOCK != 0 || !j.form.ops->signed_scales);
 }
 
 static const qc_calibrate_groups *groups_of(const qc_calibrator *k, uint32_t job)
@@ -41,7 +41,7 @@ int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job)
 
 static uint64_t group_count(const qc_calibrator *k, uint32_t job)
 {
-    return qc_ceil_div_u64(k->plan->jobs[job].blocks, QC_NESTED_BLOCK);
+    return qc_ceil_div_u64(k->plan->jobs[job].scales, QC_NESTED_BLOCK);
 }
 
 static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
@@ -62,15 +62,15 @@ qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const float
     uint32_t matrix;
     const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
     const qc_job j = qc_calibrated_weight(k->plan, number);
-    const float reach = qc_form_reach(qc_schemes[j.scheme].form);
+    const float reach = qc_form_reach(j.form.ops);
     if (!groups_of(k, job))
         QC_TRY(begin(k, job, err));
     qc_calibrate_groups *g = &k->groups[groups_of(k, job) - k->groups];
-    for (uint64_t b = 0; b < j.blocks; b++) {
-        const uint64_t group = (matrix * j.blocks + b) / QC_NESTED_BLOCK;
+    for (uint64_t b = 0; b < j.scales; b++) {
+        const uint64_t group = (matrix * j.scales + b) / QC_NESTED_BLOCK;
         float largest = 0.0f;
-        for (uint64_t i = 0; i < j.block_elems; i++)
-            largest = fmaxf(largest, fabsf(w[b * j.block_elems + i]));
+        for (uint64_t i = 0; i < j.form.block_elems; i++)
+            largest = fmaxf(largest, fabsf(w[b * j.form.block_elems + i]));
         largest /= reach;
         g->most[group] = fmaxf(g->most[group], largest);
         g->least[group] = fminf(g->least[group], largest);
@@ -86,8 +86,8 @@ void qc_calibrate_groups_end(qc_calibrator *k)
         const qc_job *j = &k->plan->jobs[g->job];
         if (!g->least)
             continue;
-        if (!qc_schemes[j->scheme].form->signed_scales) {
-            g->offset = (float)(g->scale_sum / (double)j->blocks);
+        if (!j->form.ops->signed_scales) {
+            g->offset = (float)(g->scale_sum / (double)j->scales);
             for (uint64_t n = 0; n < group_count(k, g->job); n++)
                 g->most[n] = fmaxf(g->most[n] - g->offset, g->offset - g->least[n]);
         }
@@ -107,22 +107,28 @@ void qc_calibrate_groups_drop(qc_calibrator *k)
     k->group_count = 0;
 }
 
-void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out)
+qc_feedback_out qc_calibrate_out(const qc_calibrator *k, uint32_t number,
+                                 const qc_calibrated_arrays *a)
 {
     uint32_t matrix;
     const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
     const qc_calibrate_groups *g = groups_of(k, job);
     const qc_job j = qc_calibrated_weight(k->plan, number);
-    out->lead = qc_calibrated_lead(k->plan, number);
+    qc_feedback_out out = {.codes = a->codes,
+                           .absmax = a->absmax,
+                           .absmax_codes = a->absmax_codes,
+                           .nested_absmax = a->nested_absmax,
+                           .lead = qc_calibrated_lead(k->plan, number)};
     if (number < k->plan->job_count || !g)
-        return;
-    const uint64_t first = matrix * j.blocks, end = first + j.blocks;
+        return out;
+    const uint64_t first = matrix * j.scales, end = first + j.scales;
     if (first % QC_NESTED_BLOCK != 0)
-        out->ends[0] = g->most[first / QC_NESTED_BLOCK];
-    if (end % QC_NESTED_BLOCK != 0 && end < k->plan->jobs[job].blocks)
-        out->ends[1] = g->most[end / QC_NESTED_BLOCK];
-    out->offset_given = !qc_schemes[j.scheme].form->signed_scales;
-    out->nested_offset = g->offset;
+        out.ends[0] = g->most[first / QC_NESTED_BLOCK];
+    if (end % QC_NESTED_BLOCK != 0 && end < k->plan->jobs[job].scales)
+        out.ends[1] = g->most[end / QC_NESTED_BLOCK];
+    out.offset_given = !j.form.ops->signed_scales;
+    out.nested_offset = g->offset;
+    return out;
 }
 
 /* ---- without a text ---- */
@@ -132,14 +138,14 @@ qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const flo
 {
     const qc_search_ops *ops = qc_search_ops_for(k->isa);
     const qc_job weight = qc_calibrated_weight(k->plan, number), *j = &weight;
-    qc_form form = qc_job_form(j);
+    qc_form form = j->form;
     const qc_search_out out = {a->codes, a->absmax, a->absmax_codes, a->nested_absmax};
     qc_piece_sums sums = {0};
     void *scratch = NULL;
     form.nested = form.nested && form.ops->signed_scales; /* others have one offset for all */
     QC_TRY(qc_malloc_aligned(&scratch, 64, qc_search_scratch_bytes(), err));
-    if (qc_schemes[j->scheme].by_rows)
-        ops->rows(x, QC_DTYPE_F32, j->rows, j->cols, a->codes, a->absmax, scratch, &sums);
+    if (qc_form_by_rows(&j->form))
+        ops->rows(x, QC_DTYPE_F32, j->rows, j->form.cols, a->codes, a->absmax, scratch, &sums);
     else
         ops->blocks(&form, j->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, x,
                     QC_DTYPE_F32, j->elems, &out, scratch, &sums);
@@ -154,16 +160,16 @@ static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const floa
                              qc_feedback_out *out, qc_error *err)
 {
     qc_calibrate_engine *e = k->engine;
-    const qc_form form = qc_job_form(j);
+    const qc_form form = j->form;
     qc_feedback_options options = k->feedback;
     qc_feedback_info info;
     qc_feedback_result result;
     double *h = NULL;
     options.damping = options.damping > 0.0 ? options.damping : 1.0;
-    QC_TRY(qc_calibrate_square(&h, j->cols, err));
-    for (uint64_t i = 0; i < j->cols; i++)
-        h[i * j->cols + i] = 1.0;
-    qc_status st = e->ops->take(e, j->cols, h, NULL, err);
+    QC_TRY(qc_calibrate_square(&h, j->form.cols, err));
+    for (uint64_t i = 0; i < j->form.cols; i++)
+        h[i * j->form.cols + i] = 1.0;
+    qc_status st = e->ops->take(e, j->form.cols, h, NULL, err);
     if (st == QC_OK)
         st = e->ops->factor(e, &options, &info, err);
     if (st == QC_OK)
@@ -178,11 +184,7 @@ qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const f
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
     QC_TRY(qc_calibrated_alloc(&a, k->plan, number, err));
-    qc_feedback_out out = {.codes = a.codes,
-                           .absmax = a.absmax,
-                           .absmax_codes = a.absmax_codes,
-                           .nested_absmax = a.nested_absmax};
-    qc_calibrate_groups_give(k, number, &out);
+    qc_feedback_out out = qc_calibrate_out(k, number, &a);
     qc_status st = QC_OK;
     if (qc_calibrate_shares_groups(k, number)) {
         st = weigh_alike(k, &j, w, &out, err);

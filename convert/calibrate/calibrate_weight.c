@@ -46,17 +46,6 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
                     qc_plural(count), qc_are(count), why, names, count > NAMES_MOST ? ", ..." : "");
 }
 
-qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err)
-{
-    qc_calibrate_speed s;
-    QC_TRY(k->engine->ops->measure(k->engine, &s, err));
-    k->factor_seconds = s.dual * s.factor_slower;
-    k->weight_seconds = s.single * s.weight_slower;
-    k->coupled_seconds = s.coupled;
-    k->coupled_pair_seconds = s.coupled_pair;
-    return QC_OK;
-}
-
 qc_status qc_calibrate_check_room(const qc_calibrator *k, const qc_calibrate_outlook *a,
                                   qc_error *err)
 {
@@ -74,14 +63,14 @@ qc_status qc_calibrate_check_room(const qc_calibrator *k, const qc_calibrate_out
 
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross)
 {
-    return qc_feedback_open_flops(n, cross) * k->factor_seconds;
+    return qc_feedback_open_flops(n, cross) * k->speed.dual * k->speed.factor_slower;
 }
 
 static double weight_flops(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
     const unsigned times = k->costs ? qc_calibrate_costs_wanted(k, job) : 1;
-    return times * qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback,
+    return times * qc_feedback_weight_flops(j->rows, j->form.cols, cross, &k->feedback,
                                             qc_min_u64(block, j->rows));
 }
 
@@ -89,9 +78,9 @@ double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cro
 {
     const qc_job j = qc_calibrated_weight(k->plan, job);
     const uint64_t unit = qc_min_u64(block, j.rows);
-    const double each = k->coupled_seconds + (double)unit * k->coupled_pair_seconds;
-    return weight_flops(k, job, cross, block) * k->weight_seconds +
-           (double)k->feedback.sweeps * (double)j.cols * (double)unit * each;
+    const double each = k->speed.coupled + (double)unit * k->speed.coupled_pair;
+    return weight_flops(k, job, cross, block) * k->speed.single * k->speed.weight_slower +
+           (double)k->feedback.sweeps * (double)j.form.cols * (double)unit * each;
 }
 
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)
@@ -103,8 +92,7 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
                             qc_calibrate_outlook *a)
 {
     const qc_job j = qc_calibrated_weight(k->plan, one->number);
-    const qc_form form = qc_job_form(&j);
-    const uint64_t n = j.cols;
+    const uint64_t n = j.form.cols;
     if (factor) {
         a->operations += qc_feedback_open_flops(n, one->cross);
         a->seconds += qc_calibrate_factor_seconds(k, n, one->cross);
@@ -112,7 +100,7 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
     a->operations += weight_flops(k, one->number, one->cross, one->block);
     a->seconds += qc_calibrate_weight_seconds(k, one->number, one->cross, one->block);
     const qc_calibrate_room room =
-        k->engine->ops->room_weight(k->engine, j.rows, n, one->cross, &form, one->block);
+        k->engine->ops->room_weight(k->engine, j.rows, n, one->cross, &j.form, one->block);
     /* The weight is held as it is read and as it becomes, and the moments as they are read. */
     uint64_t memory = qc_sat_mul(qc_sat_mul(j.rows, n), sizeof(float) + 2);
     const uint64_t squares = qc_sat_mul(qc_calibrate_square_bytes(n), one->cross ? 2 : 1);
@@ -124,6 +112,26 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
 }
 
 /* ---- making ---- */
+
+qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number, qc_error *err)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    qc_weight_source w;
+    uint32_t matrix;
+    size_t size = 0;
+    (void)qc_calibrated_job(k->plan, number, &matrix);
+    QC_TRY(qc_weight_source_of(&w, k->plan->model, j.source, j.entry->stored, j.entry->coded,
+                               j.entry->transpose, err));
+    if (!w.turned) { /* a stack as the rows of all of its matrices */
+        w.ndim = 2;
+        w.dims[0] = w.elems / j.form.cols;
+        w.dims[1] = j.form.cols;
+    }
+    if (qc_u64_to_size(qc_sat_mul(j.elems, sizeof(float)), &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j.name);
+    QC_TRY(qc_malloc_aligned(out, 64, size, err));
+    return qc_weight_read(&k->reader, &w, matrix * j.rows, j.rows, *out, QC_DTYPE_F32, err);
+}
 
 qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uint64_t tokens,
                               const char *name, qc_error *err)
@@ -156,19 +164,14 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const float 
                               qc_error *err)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    const qc_form form = qc_job_form(j);
     qc_feedback_result result = {0};
     char name[QC_CALIBRATED_NAME_BYTES];
     (void)qc_calibrated_name(name, k->plan, job);
     if (k->costs)
         return qc_calibrate_cost(k, job, w, g, err);
     QC_TRY(qc_calibrated_alloc(arrays, k->plan, job, err));
-    qc_feedback_out out = {.codes = arrays->codes,
-                           .absmax = arrays->absmax,
-                           .absmax_codes = arrays->absmax_codes,
-                           .nested_absmax = arrays->nested_absmax};
-    qc_calibrate_groups_give(k, job, &out);
-    qc_status st = k->engine->ops->weight(k->engine, &form, w, j->rows, g, &out, &result, err);
+    qc_feedback_out out = qc_calibrate_out(k, job, arrays);
+    qc_status st = k->engine->ops->weight(k->engine, &j->form, w, j->rows, g, &out, &result, err);
     arrays->nested_offset = out.nested_offset;
     if (st == QC_OK)
         st = qc_calibrated_put(k->store, job, arrays, &result, err);

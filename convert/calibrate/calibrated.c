@@ -40,7 +40,6 @@ typedef struct {
 
 struct qc_calibrated {
     const qc_plan *plan;
-    const char *folder;
     const char *path; /* path of the file */
     qc_file file;
     qc_journal *journal;
@@ -92,7 +91,7 @@ qc_job qc_calibrated_weight(const qc_plan *plan, uint32_t number)
     const uint32_t count = qc_calibrated_matrices(plan, job);
     j.elems /= count;
     j.rows /= count;
-    j.blocks /= count;
+    j.scales /= count;
     j.stack = 0;
     return j;
 }
@@ -102,7 +101,7 @@ uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number)
     uint32_t matrix;
     (void)qc_calibrated_job(plan, number, &matrix);
     const qc_job j = qc_calibrated_weight(plan, number);
-    return j.nested ? matrix * j.blocks % QC_NESTED_BLOCK : 0;
+    return j.form.nested ? matrix * j.scales % QC_NESTED_BLOCK : 0;
 }
 
 const char *qc_calibrated_place(char out[QC_CALIBRATED_PLACE_BYTES], const qc_plan *plan,
@@ -142,18 +141,22 @@ typedef struct {
     uint64_t total_bytes;
 } shape;
 
-static shape shape_of(const qc_plan *plan, uint32_t number)
+static shape shape_of_job(const qc_job *j, uint64_t lead)
 {
-    const qc_job weight = qc_calibrated_weight(plan, number), *j = &weight;
-    shape s = {0};
-    s.codes = qc_scheme_code_bytes(j->scheme, j->elems);
-    s.scales = qc_schemes[j->scheme].by_rows ? j->rows : j->blocks;
-    s.lead = qc_calibrated_lead(plan, number);
-    s.groups = j->nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
+    shape s = {.lead = lead};
+    s.codes = qc_form_code_bytes(&j->form, j->elems);
+    s.scales = j->scales;
+    s.groups = j->form.nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
     s.scales_at = s.codes;
-    s.groups_at = s.scales_at + s.scales * (j->nested ? 1 : sizeof(float));
+    s.groups_at = s.scales_at + s.scales * (j->form.nested ? 1 : sizeof(float));
     s.total_bytes = s.groups_at + s.groups * sizeof(float);
     return s;
+}
+
+static shape shape_of(const qc_plan *plan, uint32_t number)
+{
+    const qc_job j = qc_calibrated_weight(plan, number);
+    return shape_of_job(&j, qc_calibrated_lead(plan, number));
 }
 
 static uint64_t piece_count(const shape *s)
@@ -185,25 +188,31 @@ uint64_t qc_calibrated_bytes(const qc_plan *plan, const qc_calibrated *c)
 
 /* ---- arrays ---- */
 
-qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, uint32_t job,
+qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, uint32_t number,
                               qc_error *err)
 {
-    const qc_job weight = qc_calibrated_weight(plan, job), *j = &weight;
-    const shape s = shape_of(plan, job);
+    const qc_job j = qc_calibrated_weight(plan, number);
+    return qc_calibrated_alloc_job(out, &j, qc_calibrated_lead(plan, number), err);
+}
+
+qc_status qc_calibrated_alloc_job(qc_calibrated_arrays *out, const qc_job *j, uint64_t lead,
+                                  qc_error *err)
+{
+    const shape s = shape_of_job(j, lead);
     uint64_t floats = s.scales + s.groups, bytes = 0;
     size_t all = 0;
     *out = (qc_calibrated_arrays){0};
     if (qc_mul_u64(floats, sizeof(float), &bytes) || qc_add_u64(bytes, s.codes, &bytes) ||
-        qc_add_u64(bytes, j->nested ? s.scales : 0, &bytes) || qc_u64_to_size(bytes, &all))
+        qc_add_u64(bytes, j->form.nested ? s.scales : 0, &bytes) || qc_u64_to_size(bytes, &all))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
     QC_TRY(qc_malloc_aligned(&out->owned, 64, all, err));
     memset(out->owned, 0, all);
     float *f = out->owned;
     unsigned char *b = (unsigned char *)(f + floats);
     out->absmax = f;
-    out->nested_absmax = j->nested ? f + s.scales : NULL;
+    out->nested_absmax = j->form.nested ? f + s.scales : NULL;
     out->codes = b;
-    out->absmax_codes = j->nested ? b + s.codes : NULL;
+    out->absmax_codes = j->form.nested ? b + s.codes : NULL;
     out->codes_bytes = s.codes;
     out->scales = s.scales;
     out->groups = s.groups;
@@ -217,15 +226,6 @@ void qc_calibrated_free(qc_calibrated_arrays *a)
 }
 
 /* ---- reading ---- */
-
-static qc_status refuse_bytes(const qc_calibrated *c, uint32_t job, qc_error *err)
-{
-    char name[QC_CALIBRATED_NAME_BYTES];
-    QC_FAIL(err, QC_ERR_CHECK,
-            "%s: the calibrated weight '%s' is not what was written there; the same command "
-            "calibrates it again",
-            c->path, qc_calibrated_name(name, c->plan, job));
-}
 
 /* Bytes [at, at + len) of a weight, whose pieces are read whole where they are not asked for whole:
  * to room, of PIECE_BYTES. */
@@ -241,8 +241,12 @@ static qc_status read_range(const qc_calibrated *c, uint32_t job, const shape *s
         unsigned char *to = n == size ? out : room;
         QC_TRY(qc_file_pread(&c->file, to, (size_t)size, w->place + from, err));
         qc_digest digest = qc_digest_bytes(to, (size_t)size);
+        char name[QC_CALIBRATED_NAME_BYTES];
         if (!qc_digest_equal(&digest, &w->pieces[piece]))
-            return refuse_bytes(c, job, err);
+            QC_FAIL(err, QC_ERR_CHECK,
+                    "%s: the calibrated weight '%s' is not what was written there; the same "
+                    "command calibrates it again",
+                    c->path, qc_calibrated_name(name, c->plan, job));
         if (to == room)
             memcpy(out, room + (at - from), (size_t)n);
         out += n;
@@ -294,12 +298,12 @@ static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t firs
 {
     const qc_job weight = qc_calibrated_weight(c->plan, job), *j = &weight;
     const shape s = shape_of(c->plan, job);
-    uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
-    uint64_t per_byte = 8 / qc_schemes[j->scheme].bits;
+    uint64_t per_scale = qc_form_scale_elems(&j->form);
+    uint64_t per_byte = 8 / j->form.ops->bits;
     void *room = NULL;
     if (!qc_calibrated_has(c, job) || first % per_scale != 0 || first > j->elems ||
         n > j->elems - first ||
-        (j->nested && to->absmax && !(to->absmax_codes && to->nested_absmax)))
+        (j->form.nested && to->absmax && !(to->absmax_codes && to->nested_absmax)))
         QC_FAIL(err, QC_ERR_INTERNAL,
                 "tensor '%s': elements %" PRIu64 " to %" PRIu64 " cannot be read from the store",
                 j->name, first, first + n);
@@ -321,10 +325,10 @@ static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t firs
 static qc_calibrated_arrays places(const qc_job *j, const qc_calibrated_arrays *to, uint64_t first,
                                    uint64_t at)
 {
-    const uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
+    const uint64_t per_scale = qc_form_scale_elems(&j->form);
     const uint64_t from = first / per_scale, scale = at / per_scale - from;
     const uint64_t group = at / per_scale / QC_NESTED_BLOCK - from / QC_NESTED_BLOCK;
-    const uint64_t codes = qc_scheme_code_bytes(j->scheme, at - first);
+    const uint64_t codes = qc_form_code_bytes(&j->form, at - first);
     return (qc_calibrated_arrays){
         .codes = to->codes ? (unsigned char *)to->codes + codes : NULL,
         .absmax = to->absmax ? to->absmax + scale : NULL,
@@ -490,9 +494,8 @@ static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t 
     uint32_t offset = qc_load_le32(b + 4);
     if (bytes != WEIGHT_HEAD_BYTES + n)
         QC_FAIL(err, QC_ERR_INPUT, "%s: a record of no weight", c->path);
-    if (!w->pieces) {
+    if (!w->pieces)
         QC_TRY(qc_malloc(&w->pieces, (size_t)n, err));
-    }
     memcpy(&w->offset, &offset, sizeof offset);
     w->result.rounded = qc_f64_of_bits(qc_load_le64(b + 8));
     w->result.calibrated = qc_f64_of_bits(qc_load_le64(b + 16));
@@ -560,16 +563,6 @@ qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text, qc_error *e
 }
 
 /* ---- opening ---- */
-
-static qc_status make_identity(qc_calibrated *c, const char *identity, qc_error *err)
-{
-    const qc_checkpoint *m = c->plan->model;
-    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\n%s\n", STORE_FORMAT, identity));
-    for (size_t i = 0; i < m->file_count; i++)
-        QC_TRY(qc_strbuf_addf(&c->identity, err, "modified=%" PRId64 "\n",
-                              (int64_t)m->files[i].stamp.modified_ns));
-    return QC_OK;
-}
 
 static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *err)
 {
@@ -645,19 +638,6 @@ static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *roo
     return st;
 }
 
-static qc_status take_over(qc_calibrated *c, uint32_t *kept, qc_error *err)
-{
-    void *room = NULL;
-    qc_status st = qc_malloc(&room, PIECE_BYTES, err);
-    for (uint32_t i = 0; st == QC_OK && i < qc_calibrated_numbers(c->plan); i++) {
-        if (c->weights[i].pieces)
-            st = check_weight(c, i, room, err);
-        *kept += st == QC_OK && qc_calibrated_takes(c->plan, i) && qc_calibrated_has(c, i);
-    }
-    qc_free(room);
-    return st;
-}
-
 static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *identity,
                             uint32_t *kept, qc_error *err)
 {
@@ -672,13 +652,24 @@ static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *iden
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "the weights are larger than a file can be, so they cannot be calibrated");
     }
-    c->folder = d->staging;
-    QC_TRY(make_identity(c, identity, err));
+    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\n%s\n", STORE_FORMAT, identity));
+    for (size_t i = 0; i < plan->model->file_count; i++)
+        QC_TRY(qc_strbuf_addf(&c->identity, err, "modified=%" PRId64 "\n",
+                              (int64_t)plan->model->files[i].stamp.modified_ns));
     QC_TRY(qc_path_join(d->arena, &journal, d->staging, QC_CALIBRATED_JOURNAL, err));
     QC_TRY(qc_path_join(d->arena, &c->path, d->staging, QC_CALIBRATED_WEIGHTS, err));
     QC_TRY(open_journal(c, journal, err));
     QC_TRY(qc_file_open_update(&c->file, c->path, err));
-    return take_over(c, kept, err);
+    /* What was recorded is read back. */
+    void *room = NULL;
+    qc_status st = qc_malloc(&room, PIECE_BYTES, err);
+    for (uint32_t i = 0; st == QC_OK && i < qc_calibrated_numbers(plan); i++) {
+        if (c->weights[i].pieces)
+            st = check_weight(c, i, room, err);
+        *kept += st == QC_OK && qc_calibrated_takes(plan, i) && qc_calibrated_has(c, i);
+    }
+    qc_free(room);
+    return st;
 }
 
 qc_status qc_calibrated_open(qc_calibrated **out, const qc_plan *plan, qc_output_dir *d,

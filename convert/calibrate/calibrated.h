@@ -101,6 +101,9 @@ typedef struct {
 /* Allocates zeroed arrays for a job's weight. The caller frees them. */
 QC_NODISCARD qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan,
                                            uint32_t job, qc_error *err);
+/* The same for a job that is not the plan's; lead: as qc_calibrated_lead. */
+QC_NODISCARD qc_status qc_calibrated_alloc_job(qc_calibrated_arrays *out, const qc_job *j,
+                                               uint64_t lead, qc_error *err);
 void qc_calibrated_free(qc_calibrated_arrays *a); /* accepts zeros */
 /* Writes the weight's bytes and syncs them, then records the weight and syncs the journal. One
  * thread may do so at a time. QC_ERR_INTERNAL where a->absmax is not what a reader makes of its

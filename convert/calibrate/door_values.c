@@ -3,7 +3,6 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/calibrate/calibrate_read.h"
 
 #include <inttypes.h>
 
@@ -54,10 +53,9 @@ static qc_status put_turned(qc_door_values *v, const qc_calibrator *k, const qc_
 static qc_status put(qc_door_values *v, const qc_calibrator *k, const qc_job *j,
                      const qc_calibrated_arrays *a, qc_error *err)
 {
-    qc_weights w = {
-        .form = qc_job_form(j), .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
+    qc_weights w = {.form = j->form, .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
     const int turned = j->entry->transpose;
-    const uint64_t row = j->cols * sizeof(float);
+    const uint64_t row = j->form.cols * sizeof(float);
     const uint64_t rows = turned ? j->rows + 1 : qc_max_u64(1, PIECE_BYTES / row);
     float *room = NULL;
     size_t size = 0;
@@ -65,38 +63,27 @@ static qc_status put(qc_door_values *v, const qc_calibrator *k, const qc_job *j,
     if (qc_u64_to_size(qc_sat_mul(rows, row), &size))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
     QC_TRY(qc_malloc_aligned(&room, 64, size, err));
-    const qc_status st = turned ? put_turned(v, k, &w, j->cols, room, err)
-                                : put_rows(v, k, &w, j->cols, rows, room, err);
+    const qc_status st = turned ? put_turned(v, k, &w, j->form.cols, room, err)
+                                : put_rows(v, k, &w, j->form.cols, rows, room, err);
     qc_free(room);
     return st;
 }
 
-qc_status qc_door_values_search(qc_door_values *v, qc_calibrator *k, uint32_t number, qc_error *err)
+qc_status qc_door_values_put(qc_door_values *v, qc_calibrator *k, uint32_t number, int searched,
+                             qc_error *err)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
     float *w = NULL;
     qc_status st = qc_calibrated_alloc(&a, k->plan, number, err);
-    if (st == QC_OK)
+    if (st == QC_OK && searched)
         st = qc_calibrate_read(&w, k, number, err);
     if (st == QC_OK)
-        st = qc_calibrate_search(k, number, w, &a, err);
+        st = searched ? qc_calibrate_search(k, number, w, &a, err)
+                      : qc_calibrated_get(k->store, number, &a, err);
     if (st == QC_OK)
         st = put(v, k, &j, &a, err);
     qc_free(w);
-    qc_calibrated_free(&a);
-    return st;
-}
-
-qc_status qc_door_values_put(qc_door_values *v, qc_calibrator *k, uint32_t number, qc_error *err)
-{
-    const qc_job j = qc_calibrated_weight(k->plan, number);
-    qc_calibrated_arrays a = {0};
-    qc_status st = qc_calibrated_alloc(&a, k->plan, number, err);
-    if (st == QC_OK)
-        st = qc_calibrated_get(k->store, number, &a, err);
-    if (st == QC_OK)
-        st = put(v, k, &j, &a, err);
     qc_calibrated_free(&a);
     return st;
 }

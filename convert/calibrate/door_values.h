@@ -16,11 +16,10 @@ typedef struct {
 
 /* Makes or empties the file. */
 QC_NODISCARD qc_status qc_door_values_open(qc_door_values *v, const char *path, qc_error *err);
+/* Puts a weight, or a matrix of a stack by itself. searched: as --scale search makes it, instead of
+ * as the store has it. */
 QC_NODISCARD qc_status qc_door_values_put(qc_door_values *v, qc_calibrator *k, uint32_t number,
-                                          qc_error *err);
-/* Puts what --scale search makes of a weight, or of a matrix of a stack by itself. */
-QC_NODISCARD qc_status qc_door_values_search(qc_door_values *v, qc_calibrator *k, uint32_t number,
-                                             qc_error *err);
+                                          int searched, qc_error *err);
 /* Accepts QC_DOOR_VALUES_NONE. */
 QC_NODISCARD qc_status qc_door_values_close(qc_door_values *v, qc_error *err);
 

@@ -2,6 +2,8 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/checked.h"
+#include "quant/quant_ops.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -53,34 +55,19 @@ static int ends_with(const char *name, const char *end, size_t *len)
     return 1;
 }
 
-static int compare_names(const char *a, size_t a_len, const char *b, size_t b_len)
-{
-    int c = memcmp(a, b, a_len < b_len ? a_len : b_len);
-    return c ? c : (a_len > b_len) - (a_len < b_len);
-}
-
 static int compare_modules(const void *a, const void *b)
 {
-    const module *x = a;
-    const module *y = b;
-    return compare_names(x->name, x->len, y->name, y->len);
+    const module *x = a, *y = b;
+    int c = memcmp(x->name, y->name, qc_min_u64(x->len, y->len));
+    return c ? c : (x->len > y->len) - (x->len < y->len);
 }
 
 static uint32_t number_of(const qc_hessians *h, const char *name, size_t len)
 {
-    uint32_t from = 0;
-    uint32_t to = h->count;
-    while (from < to) {
-        uint32_t mid = from + (to - from) / 2;
-        int c = compare_names(h->modules[mid].name, h->modules[mid].len, name, len);
-        if (c == 0)
-            return mid;
-        if (c < 0)
-            from = mid + 1;
-        else
-            to = mid;
-    }
-    return NONE;
+    const module key = {.name = name, .len = len}, *found = NULL;
+    if (h->count > 0)
+        found = bsearch(&key, h->modules, h->count, sizeof key, compare_modules);
+    return found ? (uint32_t)(found - h->modules) : NONE;
 }
 
 /* Finds the tensor `name` + `end`, or returns NULL. */
@@ -328,65 +315,43 @@ const char *qc_hessians_name(const qc_hessians *h, uint32_t i)
     return i < h->count ? h->modules[i].text : "";
 }
 
-/* A matrix [n, n] that is read from a tensor, where it starts at this byte, to one of two
- * arrays. */
+/* A matrix [n, n] that is read from a tensor, where it starts at this byte. */
 typedef struct {
     const qc_checkpoint_tensor *t;
     uint64_t start, n;
-    double *wide;
-    float *narrow;
+    void *out;
+    qc_dtype dtype; /* F64 or F32, of `out` */
 } matrix;
-
-static uint64_t width_of(const qc_checkpoint_tensor *t)
-{
-    return t->dtype == QC_DTYPE_F64 ? 8 : 4;
-}
 
 static double element(const matrix *m, uint64_t i, uint64_t j)
 {
-    return m->wide ? m->wide[i * m->n + j] : (double)m->narrow[i * m->n + j];
-}
-
-static qc_status take_row(const matrix *m, uint64_t i, const unsigned char *raw, qc_error *err)
-{
-    int doubles = m->t->dtype == QC_DTYPE_F64;
-    for (uint64_t j = 0; j < m->n; j++) {
-        double v = 0;
-        if (doubles) {
-            uint64_t bits = qc_load_le64(raw + 8 * j);
-            memcpy(&v, &bits, sizeof v);
-        } else {
-            uint32_t bits = qc_load_le32(raw + 4 * j);
-            float f = 0;
-            memcpy(&f, &bits, sizeof f);
-            v = (double)f;
-        }
-        if (m->wide)
-            m->wide[i * m->n + j] = v;
-        else
-            m->narrow[i * m->n + j] = (float)v;
-        if (!isfinite(element(m, i, j)))
-            QC_FAIL(err, QC_ERR_NONFINITE,
-                    "tensor '%s': the element at row %" PRIu64 ", column %" PRIu64
-                    " is not a finite number",
-                    m->t->name, m->start / width_of(m->t) / m->n + i, j);
-    }
-    return QC_OK;
+    return m->dtype == QC_DTYPE_F64 ? ((const double *)m->out)[i * m->n + j]
+                                    : (double)((const float *)m->out)[i * m->n + j];
 }
 
 static qc_status take_matrix(const qc_hessians *h, qc_st_cursor *cur, const matrix *m,
                              qc_error *err)
 {
-    uint64_t row = m->n * width_of(m->t);
-    uint64_t rows = row < PIECE_BYTES ? PIECE_BYTES / row : 1;
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    const uint64_t row = m->n * (qc_dtype_bits(m->t->dtype) / 8);
+    const uint64_t rows = row < PIECE_BYTES ? PIECE_BYTES / row : 1;
     void *raw = NULL;
     qc_status st = qc_malloc(&raw, (size_t)(rows * row), err);
     for (uint64_t i = 0; st == QC_OK && i < m->n; i += rows) {
-        uint64_t now = m->n - i < rows ? m->n - i : rows;
+        const uint64_t now = qc_min_u64(m->n - i, rows);
+        uint64_t overflow; /* is not finite then */
         st = qc_checkpoint_read(h->file, cur, m->t, m->start + i * row, raw, (size_t)(now * row),
                                 err);
-        for (uint64_t k = 0; st == QC_OK && k < now; k++)
-            st = take_row(m, i + k, (const unsigned char *)raw + k * row, err);
+        if (st == QC_OK)
+            ops->cast(raw, m->t->dtype, now * m->n,
+                      (unsigned char *)m->out + i * m->n * (qc_dtype_bits(m->dtype) / 8), m->dtype,
+                      &overflow);
+        for (uint64_t k = 0; st == QC_OK && k < now * m->n; k++)
+            if (!isfinite(element(m, i, k)))
+                st = QC_ERROR(err, QC_ERR_NONFINITE,
+                              "tensor '%s': the element at row %" PRIu64 ", column %" PRIu64
+                              " is not a finite number",
+                              m->t->name, m->start / row + i + k / m->n, k % m->n);
     }
     qc_free(raw);
     return st;
@@ -429,15 +394,14 @@ static qc_status read_matrices(const qc_hessians *h, matrix m, uint64_t count, i
                                qc_error *err)
 {
     qc_st_cursor *cur = NULL;
-    uint64_t bytes = m.n * m.n * width_of(m.t);
+    const uint64_t elems = m.n * m.n, bytes = elems * (qc_dtype_bits(m.t->dtype) / 8);
     qc_status st = qc_st_cursor_create(&cur, err);
     for (uint64_t i = 0; st == QC_OK && i < count; i++) {
         m.start = i * bytes;
         st = take_matrix(h, cur, &m, err);
         if (st == QC_OK && moments)
             st = check_moments(&m, err);
-        if (m.narrow)
-            m.narrow += m.n * m.n;
+        m.out = (unsigned char *)m.out + elems * (qc_dtype_bits(m.dtype) / 8);
     }
     qc_st_cursor_destroy(cur);
     if (st != QC_OK)
@@ -450,7 +414,7 @@ qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out, q
     if (number >= h->count || !h->modules[number].moment)
         QC_FAIL(err, QC_ERR_INTERNAL, "no second moments of number %" PRIu32, number);
     const module *m = &h->modules[number];
-    QC_TRY(read_matrices(h, (matrix){.t = m->moment, .n = m->n, .wide = out}, 1, 1, err));
+    QC_TRY(read_matrices(h, (matrix){m->moment, 0, m->n, out, QC_DTYPE_F64}, 1, 1, err));
     for (uint64_t i = 0; i < m->n; i++) {
         for (uint64_t j = 0; j < m->n; j++)
             out[i * m->n + j] = j <= i ? out[i * m->n + j] * (double)m->tokens : 0;
@@ -463,7 +427,7 @@ qc_status qc_hessians_read_cross(const qc_hessians *h, uint32_t number, double *
     if (!qc_hessians_has_cross(h, number))
         QC_FAIL(err, QC_ERR_INTERNAL, "no cross moment of number %" PRIu32, number);
     const module *m = &h->modules[number];
-    QC_TRY(read_matrices(h, (matrix){.t = m->cross, .n = m->n, .wide = out}, 1, 0, err));
+    QC_TRY(read_matrices(h, (matrix){m->cross, 0, m->n, out, QC_DTYPE_F64}, 1, 0, err));
     for (uint64_t i = 0; i < m->n * m->n; i++)
         out[i] *= (double)m->tokens;
     return QC_OK;
@@ -474,6 +438,6 @@ qc_status qc_hessians_read_outputs(const qc_hessians *h, uint32_t i, float *out,
     if (qc_hessians_outputs_of(h, i).blocks == 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "no second moments of outputs of number %" PRIu32, i);
     const qc_hessians_outputs *o = &h->modules[i].outputs;
-    return read_matrices(h, (matrix){.t = h->modules[i].output, .n = o->block, .narrow = out},
+    return read_matrices(h, (matrix){h->modules[i].output, 0, o->block, out, QC_DTYPE_F32},
                          o->blocks, 1, err);
 }

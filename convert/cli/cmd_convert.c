@@ -79,8 +79,8 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
     const qc_job *first = NULL;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        if (j->scheme != QC_SCHEME_NF4 || j->scale == QC_SCALE_ABSMAX || j->cols % 16 != 0 ||
-            j->cols % j->block_elems == 0)
+        if (j->scheme != QC_SCHEME_NF4 || j->scale == QC_SCALE_ABSMAX || j->form.cols % 16 != 0 ||
+            j->form.cols % j->form.block_elems == 0)
             continue;
         first = first ? first : j;
         count++;
@@ -90,8 +90,8 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
             &o->call,
             "'%s'%s: rows of %llu weights are not whole blocks of %u, and bitsandbytes up to "
             "0.50.2 reads such rows wrongly on a CPU; the error is least with --scale absmax",
-            first->name, count > 1 ? " and others" : "", (unsigned long long)first->cols,
-            first->block_elems);
+            first->name, count > 1 ? " and others" : "", (unsigned long long)first->form.cols,
+            first->form.block_elems);
 }
 
 /* With --vram the placement on devices decides how the shards are cut. */

@@ -193,22 +193,23 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme scheme,
                                 uint32_t block_elems)
 {
-    uint64_t rows, cols;
-    if (coded_of(c, tensor))
-        return qc_plan_coded_bytes(coded_of(c, tensor), scheme, block_elems,
-                                   c->options->recipe.double_quant);
-    shape_of(c, tensor, &rows, &cols);
-    return qc_plan_weight_bytes(rows, cols, qc_checkpoint_dtype(&c->model->tensors[tensor]), scheme,
-                                block_elems, c->options->recipe.double_quant);
+    const qc_coded_weight *w = coded_of(c, tensor);
+    const int nested = c->options->recipe.double_quant;
+    uint64_t dims[2];
+    if (w)
+        return qc_plan_weight_bytes(w->dims, w->ndim, w->dtype, scheme, block_elems, nested);
+    shape_of(c, tensor, &dims[0], &dims[1]);
+    return qc_plan_weight_bytes(dims, 2, qc_checkpoint_dtype(&c->model->tensors[tensor]), scheme,
+                                block_elems, nested);
 }
 
 static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
 {
-    uint64_t rows, cols;
+    uint64_t dims[2];
     if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
         return c->model->tensors[tensor].bytes + c->scale_bytes[tensor];
-    shape_of(c, tensor, &rows, &cols);
-    return qc_plan_weight_bytes(rows, cols, kept_dtype(c, tensor), QC_SCHEME_KEEP, 0, 0);
+    shape_of(c, tensor, &dims[0], &dims[1]);
+    return qc_plan_weight_bytes(dims, 2, kept_dtype(c, tensor), QC_SCHEME_KEEP, 0, 0);
 }
 
 static void size_group(chooser *c, uint32_t g)

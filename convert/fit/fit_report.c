@@ -67,9 +67,7 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
         sums[k].tensors++;
         sums[k].weights += parameters;
         r->parameters += parameters;
-        for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++)
-            if (j->outputs[role] != QC_NO_OUTPUT)
-                sums[k].bytes += qc_plan_tensor_bytes(plan, j->outputs[role]);
+        sums[k].bytes += qc_plan_job_bytes(plan, j);
     }
     /* The largest comes first; where two are equal, the name decides. */
     for (uint32_t i = 1; i < count; i++) {

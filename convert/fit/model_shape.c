@@ -38,9 +38,9 @@ void qc_model_shape_of(qc_model_shape *out, const qc_plan *plan, const qc_geomet
         }
         layer_elems = of == UINT64_MAX ? 0 : qc_sat_add(layer_elems, elems);
         out->largest_layer = qc_max_u64(out->largest_layer, layer_elems);
-        if (j->entry->role != QC_ROLE_LINEAR || j->cols == j->elems)
+        if (j->entry->role != QC_ROLE_LINEAR || j->form.cols == j->elems)
             continue;
-        out->linear_sides = qc_sat_add(out->linear_sides, qc_sat_add(j->rows, j->cols));
+        out->linear_sides = qc_sat_add(out->linear_sides, qc_sat_add(j->rows, j->form.cols));
         out->largest_linear = qc_max_u64(out->largest_linear, elems);
     }
 }

@@ -53,9 +53,10 @@ static qc_weights weight_of(const qc_job *j)
 {
     const qc_stored_weight *s = j->scheme == QC_SCHEME_KEEP ? j->entry->stored : NULL;
     if (!s)
-        return (qc_weights){.form = qc_scheme_form(j->scheme, j->cols, j->block_elems, j->nested),
-                            .rows = j->rows,
-                            .nested_block = j->nested ? QC_NESTED_BLOCK : 0};
+        return (qc_weights){
+            .form = qc_scheme_form(j->scheme, j->form.cols, j->form.block_elems, j->form.nested),
+            .rows = j->rows,
+            .nested_block = j->form.nested ? QC_NESTED_BLOCK : 0};
     const uint64_t cols = s->ndim == 2 ? s->dims[1] : 0;
     const int nested = s->nested_block_elems > 0;
     return (qc_weights){.form = qc_scheme_form(s->stored_as, cols, qc_stored_block(s), nested),

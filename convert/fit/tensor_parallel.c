@@ -313,11 +313,9 @@ static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan
         return QC_OK;
     if (qc_plugin_serves(j))
         return qc_plugin_bytes(out, plan, j, split, err);
-    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
+    for (uint32_t t = j->first_output; t < j->first_output + qc_job_output_count(j); t++) {
         uint64_t bytes = 0;
-        if (j->outputs[role] == QC_NO_OUTPUT)
-            continue;
-        QC_TRY(tensor_bytes(&bytes, scratch, plan, j->outputs[role], split, err));
+        QC_TRY(tensor_bytes(&bytes, scratch, plan, t, split, err));
         *out = qc_sat_add(*out, bytes);
     }
     return QC_OK;

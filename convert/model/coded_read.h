@@ -18,9 +18,6 @@ typedef struct {
     qc_dtype table_dtype;
     float table[256];
     qc_packed_stripe stripe; /* of integers */
-    /* Reads scales and zero points, so that a frame of codes stays decoded beside one of them;
-     * borrowed. NULL: the cursor of the codes does. */
-    qc_st_cursor *scales_cursor;
 } qc_coded_scratch;
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);
@@ -29,20 +26,15 @@ void qc_coded_scratch_deinit(qc_coded_scratch *s);
  * for integers of 4 bit, rounded up. */
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
 
-/* Reads elements [first, first + n) of the flattened weight t, in order; of MXFP4, whole blocks of
- * 32. QC_ERR_NONFINITE, with the place, for a value that is NaN, infinite or too large for a
- * float. */
-QC_NODISCARD qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor,
-                                     const qc_quant_ops *ops, const qc_checkpoint_tensor *t,
-                                     const qc_coded_weight *w, qc_coded_scratch *scratch,
+/* Reads elements [first, first + n) of the flattened weight, in order; of MXFP4, whole blocks of 32.
+ * QC_ERR_NONFINITE, with the place, for a value that is NaN, infinite or too large for a float. */
+QC_NODISCARD qc_status qc_coded_read(const qc_coded_source *src, qc_coded_scratch *scratch,
                                      uint64_t first, uint64_t n, float *out, qc_error *err);
 
 /* Reads columns [first_col, first_col + cols) of `rows` rows, from first_row on, of the flattened
  * [experts * out, in] weight into out [rows, cols]. first_col and cols are multiples of 32. For
  * MXFP4 only. */
-QC_NODISCARD qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor,
-                                             const qc_checkpoint_tensor *t,
-                                             const qc_coded_weight *w, qc_coded_scratch *scratch,
+QC_NODISCARD qc_status qc_coded_read_columns(const qc_coded_source *src, qc_coded_scratch *scratch,
                                              uint64_t first_row, uint64_t rows, uint64_t first_col,
                                              uint64_t cols, float *out, qc_error *err);
 

@@ -38,7 +38,7 @@ static uint64_t per_word(const qc_coded_weight *w)
 }
 
 /* Reads `bytes` bytes of a tensor to where `at` of the raw bytes is. */
-static qc_status read_raw(const qc_packed_source *src, qc_packed_stripe *s, uint32_t tensor,
+static qc_status read_raw(const qc_coded_source *src, qc_packed_stripe *s, uint32_t tensor,
                           uint64_t offset, uint64_t at, uint64_t bytes, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &src->model->tensors[tensor];
@@ -48,7 +48,7 @@ static qc_status read_raw(const qc_packed_source *src, qc_packed_stripe *s, uint
 
 /* Reads columns [first, first + count) of all `rows` rows of a matrix that is `across` wide, each
  * element of `each` bytes, one row after the other. */
-static qc_status read_columns(const qc_packed_source *src, qc_packed_stripe *s, uint32_t tensor,
+static qc_status read_columns(const qc_coded_source *src, qc_packed_stripe *s, uint32_t tensor,
                               uint64_t rows, uint64_t across, uint64_t first, uint64_t count,
                               uint64_t each, qc_error *err)
 {
@@ -61,7 +61,7 @@ static qc_status read_columns(const qc_packed_source *src, qc_packed_stripe *s, 
 
 /* ---- codes ---- */
 
-static uint32_t index_of(const qc_packed_source *src)
+static uint32_t index_of(const qc_coded_source *src)
 {
     return (uint32_t)(src->t - src->model->tensors);
 }
@@ -74,7 +74,7 @@ static void unpack(uint32_t word, unsigned bits, uint64_t n, uint8_t *out)
 }
 
 /* compressed-tensors: bytes, or words along the rows. */
-static qc_status load_rows(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_rows(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     uint64_t cols = w->dims[1], words = qc_ceil_div_u64(cols, per_word(w));
@@ -98,7 +98,7 @@ static qc_status load_rows(const qc_packed_source *src, qc_packed_stripe *s, qc_
     return QC_OK;
 }
 
-static qc_status load_gptq(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_gptq(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     uint64_t cols = w->dims[1], deep = cols / per_word(w);
@@ -125,7 +125,7 @@ static void unpack_awq(qc_packed_stripe *s, uint64_t cols, uint64_t i, uint64_t 
     }
 }
 
-static qc_status load_awq(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_awq(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     uint64_t cols = src->w->dims[1], words = s->rows / AWQ_ROWS;
     QC_TRY(read_columns(src, s, index_of(src), cols, src->w->dims[0] / AWQ_ROWS,
@@ -146,19 +146,7 @@ static int is_single(const qc_coded_weight *w)
     return w->tile_rows > 1;
 }
 
-static qc_status refuse_scale(const qc_packed_source *src, uint64_t row, uint64_t group,
-                              float scale, qc_error *err)
-{
-    const char *name = src->model->tensors[src->w->scales].name;
-    qc_status code = isfinite(scale) ? QC_ERR_INPUT : QC_ERR_NONFINITE;
-    return QC_ERROR(err, code,
-                    "tensor '%s': the scale of row %" PRIu64 ", group %" PRIu64
-                    " is %s; --keep '%s' leaves the weight as it is",
-                    name, row, group, isfinite(scale) ? "0" : "not finite",
-                    qc_text_word_or(src->t->name, "NAME"));
-}
-
-static qc_status load_scales(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_scales(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     qc_dtype dtype = src->model->tensors[w->scales].dtype;
@@ -185,14 +173,20 @@ static qc_status load_scales(const qc_packed_source *src, qc_packed_stripe *s, q
     for (uint64_t i = stored; i < n; i++)
         scales[i] = scales[0];
     for (uint64_t i = 0; i < n; i++) {
-        if (!isfinite(scales[i]) || scales[i] == 0)
-            return refuse_scale(src, s->first_row + i / across, i % across, scales[i], err);
+        const int finite = isfinite(scales[i]) != 0;
+        if (!finite || scales[i] == 0)
+            return QC_ERROR(err, finite ? QC_ERR_INPUT : QC_ERR_NONFINITE,
+                            "tensor '%s': the scale of row %" PRIu64 ", group %" PRIu64
+                            " is %s; --keep '%s' leaves the weight as it is",
+                            src->model->tensors[w->scales].name, s->first_row + i / across,
+                            i % across, finite ? "0" : "not finite",
+                            qc_text_word_or(src->t->name, "NAME"));
     }
     return QC_OK;
 }
 
 /* Zero points in bytes, which are signed. */
-static qc_status load_zero_bytes(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_zero_bytes(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     uint64_t n = s->rows * w->tiles_across, stored = is_single(w) ? 1 : n;
@@ -210,7 +204,7 @@ static qc_status load_zero_bytes(const qc_packed_source *src, qc_packed_stripe *
 
 /* Zero points in words that hold those of several rows: [rows, groups] in compressed-tensors,
  * [groups, rows] in GPTQ and AWQ. */
-static qc_status load_zero_words(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_zero_words(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     uint64_t across = w->tiles_across, first = s->first_row / per_word(w);
@@ -240,7 +234,7 @@ static qc_status load_zero_words(const qc_packed_source *src, qc_packed_stripe *
     return QC_OK;
 }
 
-static qc_status load_zeros(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_zeros(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     uint64_t n = s->rows * w->tiles_across;
@@ -257,7 +251,7 @@ static qc_status load_zeros(const qc_packed_source *src, qc_packed_stripe *s, qc
 
 /* compressed-tensors sorts the columns by group and cuts them into equal parts, so its groups must
  * all have the same size. */
-static qc_status check_sizes(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status check_sizes(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     const uint32_t *groups = s->groups.data;
@@ -276,7 +270,7 @@ static qc_status check_sizes(const qc_packed_source *src, qc_packed_stripe *s, q
 }
 
 /* Finds the group of each column. compressed-tensors writes -1 for columns that are in order. */
-static qc_status load_groups(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+static qc_status load_groups(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
     uint64_t cols = w->dims[1];
@@ -312,7 +306,7 @@ static qc_status load_groups(const qc_packed_source *src, qc_packed_stripe *s, q
 
 /* Loads the stripe that `row` lies in. Where the file has the rows one after the other, no more
  * are read than up to last_row. */
-static qc_status load(const qc_packed_source *src, qc_packed_stripe *s, uint64_t row,
+static qc_status load(const qc_coded_source *src, qc_packed_stripe *s, uint64_t row,
                       uint64_t last_row, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
@@ -338,7 +332,7 @@ static qc_status load(const qc_packed_source *src, qc_packed_stripe *s, uint64_t
     return QC_OK;
 }
 
-qc_status qc_packed_read(const qc_packed_source *src, qc_packed_stripe *s, uint64_t first,
+qc_status qc_packed_read(const qc_coded_source *src, qc_packed_stripe *s, uint64_t first,
                          uint64_t n, float *out, uint64_t *bad, qc_error *err)
 {
     uint64_t cols = src->w->dims[1], across = src->w->tiles_across, done = 0;

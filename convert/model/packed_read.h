@@ -25,13 +25,15 @@ typedef struct {
     qc_buffer raw;
 } qc_packed_stripe;
 
+/* A weight in codes, and how it is read. */
 typedef struct {
     const qc_checkpoint *model;
-    qc_st_cursor *cursor, *beside; /* of the codes, and of what lies beside them */
+    qc_st_cursor *cursor; /* reads the codes */
+    qc_st_cursor *beside; /* reads scales and zero points; it may be the same */
     const qc_quant_ops *ops;
     const qc_checkpoint_tensor *t; /* the tensor of the codes */
     const qc_coded_weight *w;
-} qc_packed_source;
+} qc_coded_source;
 
 void qc_packed_stripe_deinit(qc_packed_stripe *s);
 
@@ -39,7 +41,7 @@ void qc_packed_stripe_deinit(qc_packed_stripe *s);
  * the first product that is too large for a float, and otherwise stays. QC_ERR_NONFINITE for a
  * scale that is not finite, QC_ERR_INPUT for one that is 0 and for a column whose group is not
  * there. */
-QC_NODISCARD qc_status qc_packed_read(const qc_packed_source *src, qc_packed_stripe *s,
+QC_NODISCARD qc_status qc_packed_read(const qc_coded_source *src, qc_packed_stripe *s,
                                       uint64_t first, uint64_t n, float *out, uint64_t *bad,
                                       qc_error *err);
 

@@ -9,8 +9,9 @@
 #include <string.h>
 
 #define STEP_ELEMS ((uint64_t)1 << 18)
-/* Of a weight that is turned, so many stored rows at most are read at once. */
-#define STRIP_ROWS 256u
+/* Of a weight that is turned, so many elements and stored rows at most are read at once. */
+#define STRIP_ELEMS ((uint64_t)1 << 17)
+#define STRIP_ROWS  256u
 
 /* ---- sources and readers ---- */
 
@@ -48,7 +49,6 @@ qc_status qc_weight_reader_open(qc_weight_reader *out, const qc_checkpoint *mode
         st = qc_st_cursor_create(&out->scales, err);
     if (st == QC_OK)
         st = qc_st_cursor_create(&out->maps, err);
-    out->coded.scales_cursor = out->scales;
     if (st != QC_OK)
         qc_weight_reader_close(out);
     return st;
@@ -107,17 +107,40 @@ qc_status qc_weight_scales(qc_weight_reader *r, const qc_stored_weight *w, uint6
     return QC_OK;
 }
 
+void qc_weight_decode(const qc_quant_ops *ops, const qc_form *form, const unsigned char *codes,
+                      const float *scales, uint64_t at, uint64_t n, void *out, qc_dtype dtype,
+                      uint64_t *overflow)
+{
+    const uint64_t each = qc_dtype_bits(dtype) / 8, per_scale = qc_form_scale_elems(form);
+    qc_form part = *form;
+    *overflow = UINT64_MAX;
+    for (uint64_t done = 0, run; done < n && *overflow == UINT64_MAX; done += run) {
+        const uint64_t inside = (at + done) % per_scale, left = n - done;
+        run = left - left % per_scale;
+        if (inside > 0 || run == 0)
+            run = qc_min_u64(per_scale - inside, left);
+        part.cols = qc_min_u64(run, form->cols); /* a row may begin or end outside */
+        form->ops->dequantize(ops, &part, codes + qc_form_code_bytes(form, done),
+                              scales + (at + done) / per_scale, run,
+                              (unsigned char *)out + done * each, dtype, overflow);
+        if (*overflow != UINT64_MAX)
+            *overflow += done;
+    }
+}
+
+/* Decodes to dst, if it is not NULL and `first` begins a block or row, else to a buffer. *bad: from
+ * first on. */
 static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uint64_t first,
-                             uint64_t n, const float **out, qc_error *err)
+                             uint64_t n, void *dst, qc_dtype dtype, const void **out, uint64_t *bad,
+                             qc_error *err)
 {
     const qc_stored_weight *w = s->stored;
     const uint64_t cols = w->ndim && w->dims[w->ndim - 1] ? w->dims[w->ndim - 1] : 1;
-    const uint64_t per_scale = qc_scheme_elems_per_scale(w->stored_as, cols, w->block_elems);
-    const uint64_t skip = first % per_scale, count = skip + n;
-    const float *scales = NULL;
-    uint64_t overflow = 0;
-    float map[16];
     qc_form form = qc_scheme_form(w->stored_as, cols, w->block_elems, 0);
+    const uint64_t per_scale = qc_form_scale_elems(&form);
+    const uint64_t skip = first % per_scale, count = skip + n, each = qc_dtype_bits(dtype) / 8;
+    const float *scales = NULL;
+    float map[16];
     QC_TRY(
         qc_weight_scales(r, w, first / per_scale, qc_ceil_div_u64(count, per_scale), &scales, err));
     if (w->quant_map != UINT32_MAX) {
@@ -127,21 +150,17 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
     }
     const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
     QC_TRY(qc_buffer_room(&r->raw, bytes, 1, err));
-    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
+    if (!dst || skip > 0) {
+        QC_TRY(qc_buffer_room(&r->made, count, each, err));
+        dst = r->made.data;
+    }
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
                               qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
                               (size_t)bytes, err));
-    const uint64_t whole = qc_form_by_rows(&form) ? count - count % cols : count;
-    form.ops->dequantize(r->ops, &form, r->raw.data, scales, whole, r->made.data, QC_DTYPE_F32,
-                         &overflow);
-    if (whole < count) { /* the beginning of a row is dequantized as a shorter row */
-        form.cols = count - whole;
-        form.ops->dequantize(r->ops, &form,
-                             (const char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, whole),
-                             scales + whole / cols, form.cols, (float *)r->made.data + whole,
-                             QC_DTYPE_F32, &overflow);
-    }
-    *out = (const float *)r->made.data + skip;
+    qc_weight_decode(r->ops, &form, r->raw.data, scales, 0, count, dst, dtype, bad);
+    if (*bad != UINT64_MAX)
+        *bad = *bad > skip ? *bad - skip : 0;
+    *out = (const unsigned char *)dst + skip * each;
     r->code_bytes = (size_t)qc_scheme_code_bytes(w->stored_as, n);
     r->code = (const unsigned char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, skip);
     return QC_OK;
@@ -156,18 +175,14 @@ static qc_status refuse_range(const qc_weight_reader *r, const qc_weight_source 
             r->model->tensors[w->tensor].name, index, qc_dtype_name(dtype));
 }
 
-static qc_status read_coded(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
-                            uint64_t n, const float **out, qc_error *err)
+static qc_coded_source coded_source(const qc_weight_reader *r, const qc_weight_source *w)
 {
-    const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
-    const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
-    QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
-    QC_TRY(qc_coded_read(r->model, r->codes, r->ops, &r->model->tensors[w->tensor], w->coded,
-                         &r->coded, first - skip, count, r->made.data, err));
-    *out = (const float *)r->made.data + skip;
-    r->code = r->coded.codes.data;
-    r->code_bytes = r->coded.code_bytes;
-    return QC_OK;
+    return (qc_coded_source){.model = r->model,
+                             .cursor = r->codes,
+                             .beside = r->scales,
+                             .ops = r->ops,
+                             .t = &r->model->tensors[w->tensor],
+                             .w = w->coded};
 }
 
 qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
@@ -177,10 +192,19 @@ qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint6
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
     uint64_t overflow = UINT64_MAX;
     QC_TRY(qc_check_interrupted(err));
-    if (w->stored)
-        return read_stored(r, w, first, n, out, err);
-    if (w->coded)
-        return read_coded(r, w, first, n, out, err);
+    if (w->stored) {
+        const void *values = NULL;
+        QC_TRY(read_stored(r, w, first, n, NULL, QC_DTYPE_F32, &values, &overflow, err));
+        *out = values; /* of floats nothing is too large */
+        return QC_OK;
+    }
+    if (w->coded) {
+        const uint64_t block = w->coded->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
+        const uint64_t skip = first % block, count = qc_ceil_div_u64(skip + n, block) * block;
+        QC_TRY(qc_buffer_room(&r->made, count, sizeof(float), err));
+        *out = (const float *)r->made.data + skip;
+        return qc_weight_elements(r, w, first - skip, count, r->made.data, err);
+    }
     QC_TRY(qc_buffer_room(&r->made, n, sizeof(float), err));
     QC_TRY(qc_buffer_room(&r->raw, n, each, err));
     *out = r->made.data;
@@ -234,28 +258,79 @@ static qc_status read_straight(qc_weight_reader *r, const qc_weight_source *w, u
     return QC_OK;
 }
 
-/* Reads rows [first, first + rows) of turned matrix number `matrix`, which lies as [wide, deep] and
- * is read as [deep, wide]. */
-static qc_status read_turned(qc_weight_reader *r, const qc_weight_source *w, uint64_t matrix,
-                             uint64_t first, uint64_t rows, unsigned char *out, qc_dtype dtype,
-                             qc_error *err)
+qc_status qc_weight_stored(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                           uint64_t n, void *dst, qc_dtype dtype, uint64_t *bad, qc_error *err)
 {
+    const void *values = NULL;
+    QC_TRY(read_stored(r, w, first, n, dst, dtype, &values, bad, err));
+    if (values != dst)
+        memcpy(dst, values, (size_t)(n * (qc_dtype_bits(dtype) / 8)));
+    return QC_OK;
+}
+
+qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                             uint64_t n, void *dst, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &r->model->tensors[w->tensor];
+    const uint64_t each = qc_dtype_bits(t->dtype) / 8;
+    if (n == 0)
+        return QC_OK;
+    if (w->coded) {
+        const qc_coded_source src = coded_source(r, w);
+        QC_TRY(qc_coded_read(&src, &r->coded, first, n, dst, err));
+        r->code = r->coded.codes.data;
+        r->code_bytes = r->coded.code_bytes;
+        return QC_OK;
+    }
+    r->code = dst;
+    r->code_bytes = (size_t)(n * each);
+    if (w->turned)
+        return qc_weight_read_turned(r->model, r->codes, t, w->dims[w->ndim - 1], first, n, dst,
+                                     err);
+    return qc_checkpoint_read(r->model, r->codes, t, first * each, dst, r->code_bytes, err);
+}
+
+qc_status qc_weight_turned(qc_weight_reader *r, const qc_weight_source *w, uint64_t matrix,
+                           uint64_t begin, uint64_t end, unsigned char *out, qc_dtype dtype,
+                           uint64_t *bad, qc_error *err)
+{
+    /* It lies as [wide, deep] and is read as [deep, wide]. */
     const uint64_t wide = w->dims[w->ndim - 1], deep = w->dims[w->ndim - 2];
-    const uint64_t each = qc_dtype_bits(dtype) / 8, fit = STEP_ELEMS / deep;
-    const uint64_t step = fit < 1 ? 1 : qc_min_u64(fit, STRIP_ROWS);
+    const uint64_t each = qc_dtype_bits(dtype) / 8, last_col = (end - 1) / wide;
+    const int by_columns = w->coded && w->coded->coding == QC_CODING_MXFP4;
+    uint64_t first_col = 0, cols = deep;
+    if (by_columns) {
+        first_col = begin / wide / QC_MXFP4_BLOCK * QC_MXFP4_BLOCK;
+        cols = (last_col / QC_MXFP4_BLOCK + 1) * QC_MXFP4_BLOCK - first_col;
+    }
+    const uint64_t step = qc_max_u64(1, qc_min_u64(STRIP_ELEMS / cols, STRIP_ROWS));
     float strip[STRIP_ROWS];
-    for (uint64_t at = 0; at < wide; at += step) {
-        const uint64_t count = qc_min_u64(step, wide - at);
+    for (uint64_t row = 0; row < wide; row += step) {
+        const uint64_t rows = qc_min_u64(step, wide - row);
         const float *values = NULL;
-        uint64_t overflow = UINT64_MAX;
-        QC_TRY(qc_weight_floats(r, w, (matrix * wide + at) * deep, count * deep, &values, err));
-        for (uint64_t i = 0; i < rows; i++) {
-            for (uint64_t k = 0; k < count; k++)
-                strip[k] = values[k * deep + first + i];
-            r->ops->cast(strip, QC_DTYPE_F32, count, out + (i * wide + at) * each, dtype,
-                         &overflow);
-            if (overflow != UINT64_MAX)
-                return refuse_range(r, w, (first + i) * wide + at + overflow, dtype, err);
+        if (by_columns) {
+            QC_TRY(qc_check_interrupted(err));
+            QC_TRY(qc_buffer_room(&r->made, rows * cols, sizeof(float), err));
+            const qc_coded_source src = coded_source(r, w);
+            QC_TRY(qc_coded_read_columns(&src, &r->coded, matrix * wide + row, rows, first_col,
+                                         cols, r->made.data, err));
+            values = r->made.data;
+        } else {
+            QC_TRY(qc_weight_floats(r, w, (matrix * wide + row) * deep, rows * deep, &values, err));
+        }
+        for (uint64_t i = begin / wide; i <= last_col; i++) {
+            const uint64_t from = i * wide + row;
+            const uint64_t a = qc_max_u64(from, begin), b = qc_min_u64(from + rows, end);
+            uint64_t overflow = UINT64_MAX;
+            for (uint64_t k = a; k < b; k++)
+                strip[k - a] = values[(k - from) * cols + i - first_col];
+            if (a < b)
+                r->ops->cast(strip, QC_DTYPE_F32, b - a, out + (a - begin) * each, dtype,
+                             &overflow);
+            if (overflow != UINT64_MAX) {
+                *bad = a + overflow;
+                return QC_OK;
+            }
         }
     }
     return QC_OK;
@@ -279,11 +354,16 @@ qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_source *w, uint64_
     const uint64_t inner = w->elems / most;
     if (!w->turned)
         return read_straight(r, w, first * inner, count * inner, out, dtype, err);
-    if (w->ndim == 2)
-        return read_turned(r, w, 0, first, count, out, dtype, err);
-    const uint64_t deep = w->dims[w->ndim - 2], matrix = deep * w->dims[w->ndim - 1];
-    for (uint64_t i = 0; i < count * inner / matrix; i++)
-        QC_TRY(read_turned(r, w, first * inner / matrix + i, 0, deep,
-                           (unsigned char *)out + i * matrix * each, dtype, err));
+    /* Of a stack, whole matrices are read; of a matrix, its rows [first, first + count). */
+    const uint64_t matrix = w->dims[w->ndim - 2] * w->dims[w->ndim - 1];
+    for (uint64_t at = first * inner, next; at < (first + count) * inner; at = next) {
+        uint64_t bad = UINT64_MAX;
+        next = qc_min_u64((at / matrix + 1) * matrix, (first + count) * inner);
+        QC_TRY(qc_weight_turned(r, w, at / matrix, at % matrix, next - at / matrix * matrix,
+                                (unsigned char *)out + (at - first * inner) * each, dtype, &bad,
+                                err));
+        if (bad != UINT64_MAX)
+            return refuse_range(r, w, bad, dtype, err);
+    }
     return QC_OK;
 }

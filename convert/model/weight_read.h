@@ -6,6 +6,7 @@
 
 #include "convert/model/coded_read.h"
 #include "convert/model/recipe.h"
+#include "quant/quant_form.h"
 
 /* A weight and how it is read. Fill it with qc_weight_source_of. */
 typedef struct {
@@ -24,8 +25,8 @@ typedef struct {
     qc_st_cursor *codes, *scales, *maps; /* three, so that a frame of each stays decoded */
     qc_coded_scratch coded;
     qc_buffer raw, nested, numbers, made;
-    /* After qc_weight_floats: the codes of its elements as they are stored, of FP8 and MXFP4 those
-     * that were read. Of integers with scales there are none. */
+    /* After qc_weight_floats, _stored and _elements: the codes of the elements as they are stored,
+     * of FP8 and MXFP4 those that were read. Of integers with scales there are none. */
     const unsigned char *code;
     size_t code_bytes;
 } qc_weight_reader;
@@ -54,6 +55,29 @@ QC_NODISCARD qc_status qc_weight_read(qc_weight_reader *r, const qc_weight_sourc
 QC_NODISCARD qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w,
                                         uint64_t first, uint64_t n, const float **out,
                                         qc_error *err);
+/* Reads elements [first, first + n), n > 0, of the flattened codes of a stored weight to dst, in
+ * F32, F16 or BF16. *bad: the first, from `first` on, that is too large for dtype, or UINT64_MAX. */
+QC_NODISCARD qc_status qc_weight_stored(qc_weight_reader *r, const qc_weight_source *w,
+                                        uint64_t first, uint64_t n, void *dst, qc_dtype dtype,
+                                        uint64_t *bad, qc_error *err);
+/* Reads elements [first, first + n) of any other weight, in the order in which they are read, to
+ * dst: as floats where they are coded, else in their own dtype. What is turned is a plain matrix
+ * of floats. */
+QC_NODISCARD qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w,
+                                          uint64_t first, uint64_t n, void *dst, qc_error *err);
+/* Reads elements [begin, end) of matrix number `matrix` of a weight that is turned: to out, in F32,
+ * F16 or BF16. *bad becomes the first of these that is too large for dtype, and otherwise stays;
+ * reading ends with it. */
+QC_NODISCARD qc_status qc_weight_turned(qc_weight_reader *r, const qc_weight_source *w,
+                                        uint64_t matrix, uint64_t begin, uint64_t end,
+                                        unsigned char *out, qc_dtype dtype, uint64_t *bad,
+                                        qc_error *err);
+/* Decodes n elements, whose codes begin at `codes`, to out. The first is element `at` of those that
+ * scales[0] and its successors belong to, and may lie inside a row or block. *overflow: the first
+ * that is too large for dtype, or UINT64_MAX. */
+void qc_weight_decode(const qc_quant_ops *ops, const qc_form *form, const unsigned char *codes,
+                      const float *scales, uint64_t at, uint64_t n, void *out, qc_dtype dtype,
+                      uint64_t *overflow);
 /* Reads elements [first, first + n), n > 0, of a matrix of `cols` columns that lies turned in t, in
  * its dtype. */
 QC_NODISCARD qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,

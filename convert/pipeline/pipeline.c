@@ -1,6 +1,7 @@
 #include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "convert/hardware/host_facts.h"
 #include "convert/pipeline/syncer.h"
 
@@ -145,19 +146,6 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
     return QC_OK;
 }
 
-/* Gives the unit its place, and the units behind it theirs, as far as they are known. */
-static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
-{
-    qc_pipeline *p = w->p;
-    uint32_t next = u->index + 1;
-    QC_TRY(qc_turnstile_wait(&p->turnstile, u->index, w->team, err));
-    u->file_offset = p->shards[u->shard].next_offset;
-    p->shards[u->shard].next_offset += u->stored_bytes;
-    QC_TRY(step_over(p, &next, err));
-    qc_turnstile_pass(&p->turnstile, next);
-    return QC_OK;
-}
-
 /* Compresses, places and writes the unit, whose content is at `content`. */
 static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_error *err)
 {
@@ -175,7 +163,13 @@ static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_e
                                u->content_bytes, w->stored, qc_frame_bound(u->content_bytes), &len,
                                err));
         u->stored_bytes = (uint32_t)len;
-        QC_TRY(take_place(w, u, err));
+        /* The units behind it get their places, too, as far as they are known. */
+        uint32_t next = u->index + 1;
+        QC_TRY(qc_turnstile_wait(&p->turnstile, u->index, w->team, err));
+        u->file_offset = p->shards[u->shard].next_offset;
+        p->shards[u->shard].next_offset += u->stored_bytes;
+        QC_TRY(step_over(p, &next, err));
+        qc_turnstile_pass(&p->turnstile, next);
     }
     u->stored = qc_digest_bytes(w->stored, len);
     return write_unit(p, u, w->stored, err);
@@ -197,26 +191,21 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
-    uint32_t main_tensor = j->outputs[QC_ROLE_TENSOR_MAIN], count = qc_unit_count(p, main_tensor);
-    QC_TRY(qc_job_finish(w, job, err));
-    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
-        uint32_t t = j->outputs[role];
-        if (t == QC_NO_OUTPUT)
-            continue;
-        for (uint32_t i = 0; i < qc_unit_count(p, t); i++) {
-            qc_unit *u = &p->units[p->first_unit[t] + i];
-            if (u->kind != QC_UNIT_DEFERRED)
-                continue;
-            QC_TRY(commit_derived(w, u, err));
-            count++;
-        }
+    uint32_t count = qc_unit_count(p, j->first_output);
+    QC_TRY(qc_job_finish(w, err));
+    for (uint32_t t = j->first_output + 1; t < j->first_output + qc_job_output_count(j); t++) {
+        qc_unit *units = &p->units[p->first_unit[t]];
+        const uint32_t deferred = units->kind == QC_UNIT_DEFERRED ? qc_unit_count(p, t) : 0;
+        for (uint32_t i = 0; i < deferred; i++)
+            QC_TRY(commit_derived(w, &units[i], err));
+        count += deferred;
     }
     QC_TRY(qc_source_files_look(p->plan, job, err));
     if (p->recorder) {
         QC_TRY(p->recorder->job(p->recorder->ctx, job, err));
         atomic_store(&s->recorded, 1);
     }
-    QC_TRY(count_units(p, qc_plan_tensor(p->plan, main_tensor).shard, count, err));
+    QC_TRY(count_units(p, p->units[p->first_unit[j->first_output]].shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
     else
@@ -311,6 +300,18 @@ static int take(qc_worker *w, uint32_t *item)
     return 1;
 }
 
+/* Returns the number of source bytes from which the first n content bytes of a main tensor come, as
+ * they lie in the file, without absorbed_bytes. For all content bytes it is exactly all source
+ * bytes. */
+static uint64_t source_share(const qc_job *j, uint64_t n)
+{
+    uint64_t share = qc_ceil_div_u64(n * j->source_num, j->source_den);
+    share = qc_min_u64(share, j->source_bytes); /* an odd number of nibbles is rounded up */
+    if (j->entry->coded || j->entry->stored)
+        return share;
+    return share * qc_dtype_bits(j->model_dtype) / qc_dtype_bits(j->dtype);
+}
+
 static qc_status do_main(qc_worker *w, qc_unit *u, uint32_t item, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -327,9 +328,8 @@ static qc_status do_main(qc_worker *w, qc_unit *u, uint32_t item, qc_error *err)
     take_early(w);
     QC_TRY(commit_unit(w, u, w->content, err));
     if (p->progress)
-        p->progress(p->progress_ctx,
-                    qc_plan_source_share(p->plan, j, u->content_offset + u->content_bytes) -
-                        qc_plan_source_share(p->plan, j, u->content_offset));
+        p->progress(p->progress_ctx, source_share(j, u->content_offset + u->content_bytes) -
+                                         source_share(j, u->content_offset));
     if (atomic_fetch_sub(&p->jobs[job].left, 1) != 1)
         return QC_OK;
     if (p->progress)
@@ -406,17 +406,6 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
     return st;
 }
 
-/* The files of a large conversion would push out what other programs keep in free memory, and would
- * be gone themselves before anybody reads them again. */
-static qc_status decide_cache(qc_pipeline *p, qc_error *err)
-{
-    qc_host_facts host;
-    QC_TRY(qc_host_read(&host, p->out->arena, "", err));
-    uint64_t through = p->plan->source_bytes + p->plan->content_bytes;
-    p->keep_cache = through < host.memory_free_bytes / CACHE_SHARE;
-    return QC_OK;
-}
-
 qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out, qc_isa isa,
                            unsigned threads, qc_error *err)
 {
@@ -441,7 +430,11 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
             QC_TRY(qc_arena_printf(out->arena, &name, err, "%s.zst", name));
         QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
     }
-    QC_TRY(decide_cache(p, err));
+    /* The files of a large conversion would push out what other programs keep in free memory, and
+     * would be gone themselves before anybody reads them again. */
+    qc_host_facts host;
+    QC_TRY(qc_host_read(&host, p->out->arena, "", err));
+    p->keep_cache = plan->source_bytes + plan->content_bytes < host.memory_free_bytes / CACHE_SHARE;
     QC_TRY(qc_units_make(p, err));
     if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
@@ -489,7 +482,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 {
     for (uint32_t i = 0; p->progress && i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
-        if (qc_unit_count(p, j->outputs[QC_ROLE_TENSOR_MAIN]) == 0)
+        if (qc_unit_count(p, j->first_output) == 0)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
     QC_TRY(count_what_is_left(p, err));

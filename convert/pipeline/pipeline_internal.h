@@ -5,15 +5,11 @@
 #include "convert/pipeline/pipeline.h"
 #include "convert/pipeline/worker.h"
 
-/* The source bytes that are read, hashed and quantized at a time, though never less than a row or a
- * group. Error sums are added up in steps of this size, so the manifest's errors depend on it. */
-#define QC_SOURCE_STEP_BYTES (512u << 10)
-
 /* What a job needs from its first unit on until its last derived tensor is written. */
 struct qc_job_work {
     qc_piece_sums *sums; /* one for each main unit */
-    float *absmax;       /* scales of blocks or rows (SCB); a dequantized weight's decoded scales */
-    float map[16];       /* values of 4-bit codes of a dequantized weight */
+    float *absmax;       /* scales of blocks or rows (SCB) */
+    uint8_t calibrated;  /* codes and scales come from the store */
     qc_block_error *block_errors;
     /* These are for searched scales that are quantized as well. In int8 a sample of groups gives
      * the offset. */
@@ -42,25 +38,17 @@ QC_NODISCARD qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err);
 /* Allocates s->work, if it is not there yet. */
 QC_NODISCARD qc_status qc_job_need_work(qc_job_state *s, qc_error *err);
 
-/* The tensor that a job's weight is made of. */
-const qc_checkpoint_tensor *qc_job_source(const qc_pipeline *p, const qc_job *j);
-/* The elements of the source that make a step: whole rows or groups. */
-uint64_t qc_job_step_elems(const qc_job *j);
-/* Reads elements [first, first + n) of a job's weight as they are written (transposed if the job
+/* Reads elements [first, first + n) of the worker's weight as they are written (turned if the job
  * says so), in the job's dtype: that of the source, or float where the source is decoded first. */
-QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
-                                   void *dst, qc_error *err);
+QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint64_t first, uint64_t n, void *dst,
+                                   qc_error *err);
 /* Reads elements [first, first + n), a step or less, to dst as qc_job_read does, and adds the bytes
  * that they come from to w->hash. */
-QC_NODISCARD qc_status qc_job_read_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
-                                        void *dst, qc_error *err);
-/* Decodes n elements, whose codes begin at `codes`, to dst. The first is element `at` of those that
- * scales[0] and its successors belong to, and may lie inside a row or block. *overflow: the first
- * that is too large for `to`, or UINT64_MAX. */
-void qc_decode(const qc_pipeline *p, qc_form form, const unsigned char *codes, const float *scales,
-               uint64_t at, uint64_t n, void *dst, qc_dtype to, uint64_t *overflow);
-/* Finishes a job whose main units are all made: double quantization, errors and state. */
-QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
+QC_NODISCARD qc_status qc_job_read_step(qc_worker *w, uint64_t first, uint64_t n, void *dst,
+                                        qc_error *err);
+/* Finishes the worker's job, whose main units are all made: double quantization, errors and
+ * state. */
+QC_NODISCARD qc_status qc_job_finish(qc_worker *w, qc_error *err);
 /* Frees what no derived tensor still to be written needs. The last of those may come much later: in
  * a shard all int8 codes lie before the state of the first weight. */
 void qc_job_trim(const qc_pipeline *p, uint32_t job);
@@ -72,19 +60,19 @@ QC_NODISCARD qc_status qc_search_prepare(qc_worker *w, qc_error *err);
 /* Allocates the buffers of an opened job whose scales are searched or calibrated (`sampled` is 0
  * for the latter). The caller holds finish_lock. */
 QC_NODISCARD qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error *err);
-/* Takes part in finding the job's offset, and waits until it is known. */
-QC_NODISCARD qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err);
-/* Does the job's weight come from the store? */
-int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job);
+/* Takes part in finding the offset of the worker's job, and waits until it is known. */
+QC_NODISCARD qc_status qc_search_offset(qc_worker *w, qc_error *err);
 /* Gives the worker a ring on a GPU, if it is to have one. Where there is no room for it, or where
  * the user did not name the GPUs, the worker goes without, and one warning says so. */
 QC_NODISCARD qc_status qc_worker_take_gpu(qc_worker *w, unsigned index, qc_error *err);
 void qc_worker_leave_gpu(qc_worker *w);
 /* Does what qc_unit_make does, for a weight that is quantized: on the worker's GPU or the CPU. */
-QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err);
+QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err);
 
 /* ---- unit_make.c ---- */
 
+/* Sets the worker's job, and how its weight is read. */
+QC_NODISCARD qc_status qc_worker_turn_to(qc_worker *w, uint32_t job, qc_error *err);
 /* Fills w->content with the bytes of a main unit, and sets its digests of content and source. */
 QC_NODISCARD qc_status qc_unit_make(qc_worker *w, qc_unit *u, qc_error *err);
 

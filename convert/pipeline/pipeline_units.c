@@ -23,7 +23,7 @@ static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
     if (o->role == QC_ROLE_TENSOR_MAIN)
         return QC_UNIT_MAIN;
     const uint64_t *begins = p->plan->layout.begins;
-    if (!qc_pipeline_is_compressed(p) || begins[tensor] < begins[j->outputs[QC_ROLE_TENSOR_MAIN]])
+    if (!qc_pipeline_is_compressed(p) || begins[tensor] < begins[j->first_output])
         return QC_UNIT_DEFERRED;
     return QC_UNIT_DERIVED;
 }
@@ -52,8 +52,10 @@ static uint64_t header_unit(const qc_shard *s)
 
 uint32_t qc_unit_count(const qc_pipeline *p, uint32_t tensor)
 {
-    const qc_out_tensor t = qc_plan_tensor(p->plan, tensor);
-    return (uint32_t)qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes ? t.piece_bytes : 1);
+    uint32_t end = p->first_unit[tensor];
+    while (end < p->unit_count && p->units[end].tensor == tensor)
+        end++;
+    return end - p->first_unit[tensor];
 }
 
 qc_status qc_units_make(qc_pipeline *p, qc_error *err)
@@ -103,9 +105,9 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
     uint32_t left = 0, derived = 0;
-    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
-        uint32_t t = j->outputs[role];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
+    for (uint32_t t = j->first_output; t < j->first_output + qc_job_output_count(j); t++) {
+        const uint32_t count = qc_unit_count(p, t);
+        for (uint32_t i = 0; i < count; i++) {
             qc_unit *u = &p->units[p->first_unit[t] + i];
             u->kept = 0;
             u->written = 0;
@@ -202,7 +204,7 @@ const void *qc_job_role_tensor(const qc_pipeline *p, uint32_t job, qc_role_tenso
     const qc_job_work *s = p->jobs[job].work ? p->jobs[job].work : &none;
     switch (role) {
     case QC_ROLE_TENSOR_ABSMAX:
-        return p->plan->jobs[job].nested ? (const void *)s->nested_codes : s->absmax;
+        return p->plan->jobs[job].form.nested ? (const void *)s->nested_codes : s->absmax;
     case QC_ROLE_TENSOR_QUANT_MAP:
         return qc_nf4_code;
     case QC_ROLE_TENSOR_NESTED_ABSMAX:

@@ -36,26 +36,15 @@ size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX])
     return count;
 }
 
-/* Lists the files that the tensors of a job lie in (as indices, each once). A weight without
- * elements has none. */
-static size_t job_files(const qc_plan *plan, uint32_t job, uint32_t out[QC_JOB_TENSORS_MAX])
-{
-    uint32_t tensors[QC_JOB_TENSORS_MAX];
-    const qc_job *j = &plan->jobs[job];
-    size_t files = 0;
-    if (j->elems == 0)
-        return 0;
-    size_t count = qc_job_tensors(j, tensors);
-    for (size_t i = 0; i < count; i++)
-        add_once(out, &files, plan->model->tensors[tensors[i]].file);
-    return files;
-}
-
 qc_status qc_source_files_look(const qc_plan *plan, uint32_t job, qc_error *err)
 {
-    uint32_t files[QC_JOB_TENSORS_MAX];
-    size_t count = job_files(plan, job, files);
+    uint32_t tensors[QC_JOB_TENSORS_MAX], files[QC_JOB_TENSORS_MAX];
+    const qc_job *j = &plan->jobs[job];
+    const size_t count = j->elems > 0 ? qc_job_tensors(j, tensors) : 0;
+    size_t file_count = 0;
     for (size_t i = 0; i < count; i++)
+        add_once(files, &file_count, plan->model->tensors[tensors[i]].file);
+    for (size_t i = 0; i < file_count; i++)
         QC_TRY(qc_checkpoint_check_unchanged(plan->model, files[i], err));
     return QC_OK;
 }

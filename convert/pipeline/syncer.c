@@ -45,17 +45,6 @@ static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
     return qc_dir_sync(p->out->staging, err);
 }
 
-static qc_status sync_round(qc_syncer *s, qc_error *err)
-{
-    qc_pipeline *p = s->p;
-    qc_journal *journal = p->recorder ? p->recorder->journal : NULL;
-    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
-        if (!p->shards[i].foreign)
-            QC_TRY(sync_shard(s, i, err));
-    }
-    return journal ? qc_journal_sync(journal, err) : QC_OK;
-}
-
 /* Waits for the next round, or until told. *last: this round is to be the last one. */
 static int wait_for_round(qc_syncer *s, int *last)
 {
@@ -75,11 +64,17 @@ static int wait_for_round(qc_syncer *s, int *last)
 static void *syncer_main(void *arg)
 {
     qc_syncer *s = arg;
+    qc_pipeline *p = s->p;
     int last = 0;
-    while (!last && s->status == QC_OK && !wait_for_round(s, &last))
-        s->status = sync_round(s, &s->error);
+    while (!last && s->status == QC_OK && !wait_for_round(s, &last)) {
+        for (uint32_t i = 0; s->status == QC_OK && i < p->plan->layout.count; i++)
+            if (!p->shards[i].foreign)
+                s->status = sync_shard(s, i, &s->error);
+        if (s->status == QC_OK && p->recorder && p->recorder->journal)
+            s->status = qc_journal_sync(p->recorder->journal, &s->error);
+    }
     if (s->status != QC_OK)
-        atomic_store(&s->p->halted, 1);
+        atomic_store(&p->halted, 1);
     return NULL;
 }
 

@@ -27,16 +27,14 @@
 
 /* The elements of a unit, and where their error sums go. */
 typedef struct {
-    uint32_t job;
     uint64_t begin, end;
-    uint64_t step;
     qc_piece_sums *total;
 } unit_range;
 
 /* LLM.int8 passes rows through float16 first. */
 static int is_llm_int8(const qc_job *j)
 {
-    return qc_schemes[j->scheme].by_rows && !qc_schemes[j->scheme].form->integer;
+    return qc_form_by_rows(&j->form) && !j->form.ops->integer;
 }
 
 /* The message names row and column as the tensor lies in the source. */
@@ -44,7 +42,7 @@ static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t 
                                 qc_bad_kind bad, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &p->plan->model->tensors[j->source];
-    uint64_t row = index / j->cols, col = index % j->cols;
+    uint64_t row = index / j->form.cols, col = index % j->form.cols;
     if (j->entry->transpose) {
         uint64_t swap = row;
         row = col;
@@ -61,12 +59,6 @@ static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t 
             "is",
             t->name, row, col, is_llm_int8(j) ? "float16" : "float32", qc_scheme_name(j->scheme),
             qc_text_word_or(t->name, "NAME"));
-}
-
-/* Returns how many elements share a scale. */
-static uint64_t per_scale(const qc_job *j)
-{
-    return qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
 }
 
 /* ---- searched scales ----
@@ -88,7 +80,7 @@ static qc_search_effort effort_of(const qc_job *j)
 
 static uint64_t group_count(const qc_job *j)
 {
-    return qc_ceil_div_u64(j->elems, qc_job_group_elems(j));
+    return qc_ceil_div_u64(j->elems, j->group_elems);
 }
 
 qc_status qc_search_prepare(qc_worker *w, qc_error *err)
@@ -99,10 +91,8 @@ qc_status qc_search_prepare(qc_worker *w, qc_error *err)
     for (uint32_t i = 0; i < w->p->plan->job_count; i++) {
         const qc_job *j = &w->p->plan->jobs[i];
         searched |= j->scale != QC_SCALE_ABSMAX;
-        if (j->scale != QC_SCALE_ABSMAX && j->nested) {
-            uint64_t blocks = qc_job_step_elems(j) / j->block_elems;
-            scales = blocks > scales ? blocks : scales;
-        }
+        if (j->scale != QC_SCALE_ABSMAX && j->form.nested)
+            scales = qc_max_u64(scales, j->step_elems / j->form.block_elems);
     }
     if (qc_u64_to_size(scales, &count))
         QC_FAIL(err, QC_ERR_NOMEM, "the scratch of a search is too large");
@@ -116,9 +106,9 @@ qc_status qc_search_prepare(qc_worker *w, qc_error *err)
 qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error *err)
 {
     uint64_t groups = group_count(j);
-    QC_TRY(qc_malloc(&s->nested_codes, (size_t)j->blocks, err));
+    QC_TRY(qc_malloc(&s->nested_codes, (size_t)j->scales, err));
     QC_TRY(qc_realloc_array(&s->nested_absmax, (size_t)groups, sizeof *s->nested_absmax, err));
-    if (!sampled || !qc_job_has_sample(j))
+    if (!sampled || !j->has_sample)
         return QC_OK;
     s->sample_count = qc_search_sample_count(groups);
     QC_TRY(qc_realloc_array(&s->sample_absmax, (size_t)s->sample_count,
@@ -131,23 +121,22 @@ qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error 
 /* Searches the sampled groups [first, end), which are neighbours in the weight, into sample_absmax.
  * Groups with an element that has no code count as zeros here. The step that such an element
  * belongs to refuses it, so the message always names the same one. */
-static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint64_t end,
-                               qc_error *err)
+static qc_status sample_groups(qc_worker *w, uint64_t first, uint64_t end, qc_error *err)
 {
-    const qc_job *j = &w->p->plan->jobs[job];
-    qc_job_work *s = w->p->jobs[job].work;
-    uint64_t each = qc_job_group_elems(j);
+    const qc_job *j = w->job;
+    qc_job_work *s = w->state->work;
+    uint64_t each = j->group_elems;
     uint64_t at = qc_search_sample_group(group_count(j), first) * each;
     uint64_t n = (end - first) * each < j->elems - at ? (end - first) * each : j->elems - at;
-    uint64_t blocks = qc_ceil_div_u64(n, j->block_elems);
-    qc_form form = qc_job_form(j);
+    uint64_t blocks = qc_ceil_div_u64(n, j->form.block_elems);
+    qc_form form = j->form;
     form.nested = 0;
     /* w->content is free until the unit is made, and it is large enough for the codes of any
      * step. */
     qc_search_out out = {.codes = w->content, .absmax = s->sample_absmax + first * QC_NESTED_BLOCK};
     qc_piece_sums sums = {0};
     qc_error trouble = {0};
-    qc_status st = qc_job_read(w, job, at, n, w->source, &trouble);
+    qc_status st = qc_job_read(w, at, n, w->source, &trouble);
     if (st == QC_OK)
         w->p->search->blocks(&form, effort_of(j), w->source, j->dtype, n, &out, w->search, &sums);
     if (st == QC_ERR_NONFINITE || (st == QC_OK && sums.bad != QC_BAD_NONE)) {
@@ -160,13 +149,14 @@ static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint6
 }
 
 /* The one worker that completed the sample calls this. */
-static void make_offset(qc_pipeline *p, uint32_t job)
+static void make_offset(const qc_worker *w)
 {
-    const qc_job *j = &p->plan->jobs[job];
-    qc_job_work *s = p->jobs[job].work;
+    qc_pipeline *p = w->p;
+    const qc_job *j = w->job;
+    qc_job_work *s = w->state->work;
     uint64_t groups = group_count(j), n = s->sample_count * QC_NESTED_BLOCK;
     if (qc_search_sample_group(groups, s->sample_count - 1) == groups - 1)
-        n -= groups * QC_NESTED_BLOCK - j->blocks; /* the last group may be short */
+        n -= groups * QC_NESTED_BLOCK - j->scales; /* the last group may be short */
     float offset = qc_nested_offset(s->sample_absmax, n);
     qc_free(s->sample_absmax);
     s->sample_absmax = NULL;
@@ -177,13 +167,13 @@ static void make_offset(qc_pipeline *p, uint32_t job)
     pthread_mutex_unlock(&p->finish_lock);
 }
 
-qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err)
+qc_status qc_search_offset(qc_worker *w, qc_error *err)
 {
-    const qc_job *j = &w->p->plan->jobs[job];
-    qc_job_work *s = w->p->jobs[job].work;
+    const qc_job *j = w->job;
+    qc_job_work *s = w->state->work;
     uint64_t groups = group_count(j);
     /* Reading a weight that is stored transposed takes a read per column, however many rows. */
-    uint64_t most = j->entry->transpose ? qc_job_step_elems(j) / qc_job_group_elems(j) : 1;
+    uint64_t most = j->entry->transpose ? j->step_elems / j->group_elems : 1;
     for (;;) {
         uint64_t first = atomic_fetch_add(&s->sample_next, most);
         if (first >= s->sample_count)
@@ -194,28 +184,28 @@ qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err)
                 if (qc_search_sample_group(groups, to) !=
                     qc_search_sample_group(groups, to - 1) + 1)
                     break;
-            QC_TRY(sample_groups(w, job, from, to, err));
+            QC_TRY(sample_groups(w, from, to, err));
         }
         if (atomic_fetch_sub(&s->sample_left, end - first) == end - first)
-            make_offset(w->p, job);
+            make_offset(w);
     }
     return qc_worker_wait(w, &s->offset_ready, err);
 }
 
-static void search_step(qc_worker *w, uint32_t job, const void *source, uint64_t first, uint64_t n,
-                        void *codes, qc_piece_sums *sums)
+static void search_step(qc_worker *w, const void *source, uint64_t first, uint64_t n, void *codes,
+                        qc_piece_sums *sums)
 {
-    const qc_job *j = &w->p->plan->jobs[job];
-    const qc_job_work *s = w->p->jobs[job].work;
+    const qc_job *j = w->job;
+    const qc_job_work *s = w->state->work;
     if (is_llm_int8(j)) {
-        w->p->search->rows(source, j->dtype, n / j->cols, j->cols, codes,
-                           s->absmax + first / j->cols, w->search, sums);
+        w->p->search->rows(source, j->dtype, n / j->form.cols, j->form.cols, codes,
+                           s->absmax + first / j->form.cols, w->search, sums);
         return;
     }
-    uint64_t block = first / per_scale(j);
-    qc_form form = qc_job_form(j);
+    uint64_t block = first / qc_form_scale_elems(&j->form);
+    qc_form form = j->form;
     qc_search_out out = {.codes = codes};
-    if (j->nested) {
+    if (j->form.nested) {
         form.offset = s->offset;
         out.absmax = w->scales;
         out.absmax_codes = s->nested_codes + block;
@@ -227,21 +217,19 @@ static void search_step(qc_worker *w, uint32_t job, const void *source, uint64_t
 }
 
 /* Quantizes elements [first, first + n), which lie at source, to codes. */
-static void quantize_step(qc_worker *w, uint32_t job, const void *source, uint64_t first,
-                          uint64_t n, unsigned char *codes, qc_piece_sums *sums)
+static void quantize_step(qc_worker *w, const void *source, uint64_t first, uint64_t n,
+                          unsigned char *codes, qc_piece_sums *sums)
 {
-    const qc_pipeline *p = w->p;
-    const qc_job *j = &p->plan->jobs[job];
-    const qc_job_work *s = p->jobs[job].work;
+    const qc_job *j = w->job;
+    const qc_job_work *s = w->state->work;
     if (j->scale != QC_SCALE_ABSMAX) {
-        search_step(w, job, source, first, n, codes, sums);
+        search_step(w, source, first, n, codes, sums);
         return;
     }
-    const qc_form form = qc_job_form(j);
-    uint64_t scale = first / per_scale(j);
+    uint64_t scale = first / qc_form_scale_elems(&j->form);
     const qc_form_out out = {codes, s->absmax + scale,
                              s->block_errors ? s->block_errors + scale : NULL};
-    form.ops->quantize(p->ops, &form, source, j->dtype, n, &out, sums);
+    j->form.ops->quantize(w->p->ops, &j->form, source, j->dtype, n, &out, sums);
 }
 
 /* ---- calibrated weights ----
@@ -250,11 +238,6 @@ static void quantize_step(qc_worker *w, uint32_t job, const void *source, uint64
  *
  * The source is read all the same: its digest goes to the manifest, a weight that is not finite is
  * refused, and the error is measured of what a reader will make of codes and scales. */
-
-int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job)
-{
-    return p->calibrated && qc_calibrated_has(p->calibrated, job);
-}
 
 /* Finds the first of n elements that has no code, which quantizing would refuse. */
 static qc_bad_kind find_bad(const qc_job *j, const float *x, uint64_t n, uint64_t overflow,
@@ -290,37 +273,25 @@ static void measure(const float *x, const float *y, uint64_t n, uint64_t at, qc_
     }
 }
 
-/* Takes codes and scales of the step to their places. *scales are the scales as a reader has
- * them. */
-static qc_status take(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, void *codes,
-                      const float **scales, qc_error *err)
+/* Takes codes and scales of the step to their places, and measures the error. */
+static qc_status calibrated_step(qc_worker *w, const void *source, uint64_t first, uint64_t n,
+                                 unsigned char *codes, qc_piece_sums *sums, qc_error *err)
 {
-    const qc_job *j = &w->p->plan->jobs[job];
-    const qc_job_work *s = w->p->jobs[job].work;
-    uint64_t scale = first / per_scale(j);
-    float *absmax = j->nested ? w->scales : s->absmax + scale;
-    *scales = absmax;
-    const qc_calibrated_arrays to = {
-        .codes = codes,
-        .absmax = absmax,
-        .absmax_codes = j->nested ? s->nested_codes + scale : NULL,
-        .nested_absmax = j->nested ? s->nested_absmax + scale / QC_NESTED_BLOCK : NULL};
-    return qc_calibrated_read(w->p->calibrated, job, first, n, &to, err);
-}
-
-static qc_status calibrated_step(qc_worker *w, uint32_t job, const void *source, uint64_t first,
-                                 uint64_t n, unsigned char *codes, qc_piece_sums *sums,
-                                 qc_error *err)
-{
-    const qc_job *j = &w->p->plan->jobs[job];
-    uint64_t each = qc_dtype_bits(j->dtype) / 8;
+    const qc_job *j = w->job;
+    const qc_job_work *s = w->state->work;
+    const uint64_t each = qc_dtype_bits(j->dtype) / 8;
+    const uint64_t scale = first / qc_form_scale_elems(&j->form);
     float x[RUN_ELEMS], y[RUN_ELEMS];
-    const float *scales = NULL;
-    const qc_form form = qc_job_form(j);
-    *sums = (qc_piece_sums){0};
-    QC_TRY(take(w, job, first, n, codes, &scales, err));
+    qc_calibrated_arrays to = {.codes = codes, .absmax = w->scales};
+    if (j->form.nested) {
+        to.absmax_codes = s->nested_codes + scale;
+        to.nested_absmax = s->nested_absmax + scale / QC_NESTED_BLOCK;
+    } else {
+        to.absmax = s->absmax + scale;
+    }
+    QC_TRY(qc_calibrated_read(w->p->calibrated, w->number, first, n, &to, err));
     for (uint64_t at = 0; at < n; at += RUN_ELEMS) {
-        uint64_t run = n - at < RUN_ELEMS ? n - at : RUN_ELEMS;
+        uint64_t run = qc_min_u64(n - at, RUN_ELEMS);
         uint64_t overflow = UINT64_MAX, index = 0;
         w->p->ops->cast((const unsigned char *)source + at * each, j->dtype, run, x, QC_DTYPE_F32,
                         &overflow);
@@ -329,8 +300,8 @@ static qc_status calibrated_step(qc_worker *w, uint32_t job, const void *source,
             sums->bad_index = at + index;
             return QC_OK;
         }
-        qc_decode(w->p, form, codes + qc_form_code_bytes(&form, at), scales, at, run, y,
-                  QC_DTYPE_F32, &overflow);
+        qc_weight_decode(w->p->ops, &j->form, codes + qc_form_code_bytes(&j->form, at), to.absmax,
+                         at, run, y, QC_DTYPE_F32, &overflow);
         measure(x, y, run, at, sums);
     }
     return QC_OK;
@@ -340,19 +311,18 @@ static qc_status calibrated_step(qc_worker *w, uint32_t job, const void *source,
 
 static qc_status make_on_cpu(qc_worker *w, const unit_range *q, qc_error *err)
 {
-    const qc_form form = qc_job_form(&w->p->plan->jobs[q->job]);
-    for (uint64_t first = q->begin; first < q->end; first += q->step) {
-        uint64_t n = qc_min_u64(q->end - first, q->step);
+    const qc_job *j = w->job;
+    for (uint64_t first = q->begin; first < q->end; first += j->step_elems) {
+        uint64_t n = qc_min_u64(q->end - first, j->step_elems);
         qc_piece_sums sums = {0};
-        QC_TRY(qc_job_read_step(w, q->job, first, n, w->source, err));
-        unsigned char *codes = w->content + qc_form_code_bytes(&form, first - q->begin);
-        if (qc_job_is_calibrated(w->p, q->job))
-            QC_TRY(calibrated_step(w, q->job, w->source, first, n, codes, &sums, err));
+        QC_TRY(qc_job_read_step(w, first, n, w->source, err));
+        unsigned char *codes = w->content + qc_form_code_bytes(&j->form, first - q->begin);
+        if (w->state->work->calibrated)
+            QC_TRY(calibrated_step(w, w->source, first, n, codes, &sums, err));
         else
-            quantize_step(w, q->job, w->source, first, n, codes, &sums);
+            quantize_step(w, w->source, first, n, codes, &sums);
         if (sums.bad != QC_BAD_NONE)
-            return refuse_element(w->p, &w->p->plan->jobs[q->job], first + sums.bad_index, sums.bad,
-                                  err);
+            return refuse_element(w->p, j, first + sums.bad_index, sums.bad, err);
         qc_piece_add(q->total, &sums, first - q->begin);
     }
     return QC_OK;
@@ -366,16 +336,16 @@ static const qc_gpu_quantizer *quantizer(const qc_worker *w)
 }
 
 /* The GPU found no code for an element. The CPU must refuse it as well, and says why. */
-static qc_status refuse_slot(qc_worker *w, const unit_range *q, const unsigned char *source,
-                             uint64_t first, uint64_t bad, uint64_t slot_elems, qc_error *err)
+static qc_status refuse_slot(qc_worker *w, const unsigned char *source, uint64_t first,
+                             uint64_t bad, uint64_t slot_elems, qc_error *err)
 {
-    const qc_job *j = &w->p->plan->jobs[q->job];
+    const qc_job *j = w->job;
     uint64_t each = qc_dtype_bits(j->dtype) / 8;
-    uint64_t skipped = bad - bad % q->step;
+    uint64_t skipped = bad - bad % j->step_elems;
     qc_piece_sums sums = {0};
     if (bad < slot_elems)
-        quantize_step(w, q->job, source + skipped * each, first + skipped,
-                      qc_min_u64(slot_elems - skipped, q->step), w->content, &sums);
+        quantize_step(w, source + skipped * each, first + skipped,
+                      qc_min_u64(slot_elems - skipped, j->step_elems), w->content, &sums);
     if (sums.bad == QC_BAD_NONE || skipped + sums.bad_index != bad)
         QC_FAIL(err, QC_ERR_INTERNAL,
                 "cuda:%d (%s): element %" PRIu64 " of tensor '%s' has no code there and one on the "
@@ -388,12 +358,11 @@ static qc_status refuse_slot(qc_worker *w, const unit_range *q, const unsigned c
 static void collect_slot(qc_worker *w, const unit_range *q, const qc_gpu_result *r, uint64_t first,
                          uint64_t n)
 {
-    const qc_job *j = &w->p->plan->jobs[q->job];
-    const qc_job_work *s = w->p->jobs[q->job].work;
-    const qc_form form = qc_job_form(j);
-    int rows = qc_form_by_rows(&form);
-    uint64_t each = per_scale(j);
-    uint64_t runs = rows ? qc_ceil_div_u64(j->cols, QC_CUDA_ROW_RUN) : 1;
+    const qc_job *j = w->job;
+    const qc_job_work *s = w->state->work;
+    int rows = qc_form_by_rows(&j->form);
+    uint64_t each = qc_form_scale_elems(&j->form);
+    uint64_t runs = rows ? qc_ceil_div_u64(j->form.cols, QC_CUDA_ROW_RUN) : 1;
     uint64_t scales = qc_ceil_div_u64(n, each);
     const float *absmax = r->absmax;
     if (r->nested_absmax) {
@@ -404,16 +373,18 @@ static void collect_slot(qc_worker *w, const unit_range *q, const qc_gpu_result 
     } else {
         memcpy(s->absmax + first / each, absmax, (size_t)scales * sizeof *absmax);
     }
-    memcpy(w->content + qc_form_code_bytes(&form, first - q->begin), r->codes,
-           (size_t)qc_form_code_bytes(&form, n));
-    for (uint64_t at = 0; at < n; at += q->step) {
-        uint64_t part = qc_min_u64(n - at, q->step), scale = at / each;
+    memcpy(w->content + qc_form_code_bytes(&j->form, first - q->begin), r->codes,
+           (size_t)qc_form_code_bytes(&j->form, n));
+    for (uint64_t at = 0; at < n; at += j->step_elems) {
+        uint64_t part = qc_min_u64(n - at, j->step_elems), scale = at / each;
         qc_piece_sums sums = {0};
         if (rows)
-            qc_rows_collect(r->errors + scale * runs * 4, form.ops->integer ? absmax + scale : NULL,
-                            part / j->cols, j->cols, &sums);
+            qc_rows_collect(r->errors + scale * runs * 4,
+                            j->form.ops->integer ? absmax + scale : NULL, part / j->form.cols,
+                            j->form.cols, &sums);
         else if (r->found)
-            qc_search_collect(r->found + scale, qc_ceil_div_u64(part, each), j->block_elems, &sums);
+            qc_search_collect(r->found + scale, qc_ceil_div_u64(part, each), j->form.block_elems,
+                              &sums);
         else
             qc_blocks_collect(absmax + scale, r->errors + scale * 4, qc_ceil_div_u64(part, each),
                               s->block_errors + first / each + scale, &sums);
@@ -446,8 +417,8 @@ static qc_status make_on_gpu(qc_worker *w, const unit_range *q, const qc_gpu_for
             unsigned slot = (unsigned)(begun % QC_GPU_SLOTS);
             unsigned char *source = gpu->ring_source(w->ring, slot);
             uint64_t n = qc_min_u64(q->end - next, per_slot);
-            for (uint64_t at = 0; at < n; at += q->step)
-                QC_TRY(qc_job_read_step(w, q->job, next + at, qc_min_u64(n - at, q->step),
+            for (uint64_t at = 0; at < n; at += w->job->step_elems)
+                QC_TRY(qc_job_read_step(w, next + at, qc_min_u64(n - at, w->job->step_elems),
                                         source + at * each, err));
             QC_TRY(gpu_answered(w, gpu->ring_start(w->ring, slot, form, n, err), no_room, err));
             begun++;
@@ -458,7 +429,7 @@ static qc_status make_on_gpu(qc_worker *w, const unit_range *q, const qc_gpu_for
         uint64_t n = qc_min_u64(q->end - oldest, per_slot);
         QC_TRY(gpu_answered(w, gpu->ring_finish(w->ring, slot, &r, err), no_room, err));
         if (r.bad != UINT64_MAX)
-            return refuse_slot(w, q, gpu->ring_source(w->ring, slot), oldest, r.bad, n, err);
+            return refuse_slot(w, gpu->ring_source(w->ring, slot), oldest, r.bad, n, err);
         collect_slot(w, q, &r, oldest, n);
         done++;
     }
@@ -513,18 +484,18 @@ void qc_worker_leave_gpu(qc_worker *w)
  * failure ends the conversion, because a GPU that fails once has an error in everything after. */
 static qc_status try_gpu(qc_worker *w, const unit_range *q, int *done, qc_error *err)
 {
-    const qc_job *j = &w->p->plan->jobs[q->job];
-    qc_gpu_form form = {.form = qc_job_form(j),
+    const qc_job *j = w->job;
+    qc_gpu_form form = {.form = j->form,
                         .dtype = j->dtype,
                         .searched = j->scale != QC_SCALE_ABSMAX,
                         .refit = j->scale == QC_SCALE_REFIT};
-    form.form.offset = w->p->jobs[q->job].work->offset;
+    form.form.offset = w->state->work->offset;
     qc_error why = {0};
     int no_room = 0;
     *done = 0;
-    if (!w->ring || !qc_job_suits_gpu(j) || qc_job_is_calibrated(w->p, q->job))
+    if (!w->ring || !qc_job_suits_gpu(j) || w->state->work->calibrated)
         return QC_OK;
-    uint64_t per_slot = quantizer(w)->ring_elems(w->ring, &form, q->step);
+    uint64_t per_slot = quantizer(w)->ring_elems(w->ring, &form, j->step_elems);
     if (per_slot == 0)
         return QC_OK;
     qc_status st = make_on_gpu(w, q, &form, per_slot, &no_room, &why);
@@ -542,15 +513,12 @@ static qc_status try_gpu(qc_worker *w, const unit_range *q, int *done, qc_error 
     return st;
 }
 
-qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err)
+qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err)
 {
-    const qc_pipeline *p = w->p;
-    const qc_job *j = &p->plan->jobs[job];
-    uint64_t per_byte = 8 / qc_schemes[j->scheme].bits;
-    unit_range q = {.job = job,
-                    .begin = u->content_offset * per_byte,
-                    .step = qc_job_step_elems(j),
-                    .total = &p->jobs[job].work->sums[u->index - p->first_unit[u->tensor]]};
+    const qc_job *j = w->job;
+    const uint64_t per_byte = 8 / j->form.ops->bits;
+    unit_range q = {.begin = u->content_offset * per_byte,
+                    .total = &w->state->work->sums[u->index - w->p->first_unit[u->tensor]]};
     int done = 0;
     q.end =
         qc_min_u64(q.begin + u->content_bytes * per_byte, j->elems); /* an odd number of nibbles */

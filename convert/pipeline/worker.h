@@ -4,7 +4,7 @@
 
 #include "base/workers.h"
 #include "convert/device/device_quantizer.h"
-#include "convert/model/coded_read.h"
+#include "convert/model/weight_read.h"
 #include "convert/pipeline/pipeline.h"
 #include "formats/seekable.h"
 
@@ -13,8 +13,14 @@
 typedef struct {
     qc_pipeline *p;
     qc_team *team;
-    qc_st_cursor *cursor;
-    qc_direct_reader *direct; /* reads for the cursor; NULL: all may stay in the page cache */
+    /* The job of the unit at hand, in the plan and in the pipeline, and how its weight is read.
+     * (qc_worker_turn_to) */
+    uint32_t number;
+    const qc_job *job;
+    qc_job_state *state;
+    qc_weight_source weight;
+    qc_weight_reader reader;
+    qc_direct_reader *direct; /* reads codes for it; NULL: all may stay in the page cache */
     uint32_t early;           /* dispatch number of the next unit; QC_NO_ITEM: none is taken yet */
     qc_frame_coder *coder;
     qc_digest_state *hash;
@@ -23,7 +29,6 @@ typedef struct {
     unsigned char *stored;     /* one frame, compressed */
     void *search;              /* scratch of the search; NULL where all scales are absmax */
     float *scales;             /* the scales of a step, where only their codes are kept */
-    qc_coded_scratch coded;    /* for weights in FP8 and MXFP4 */
     const qc_cuda_device *gpu; /* the GPU that the ring is on */
     qc_gpu_ring *ring;         /* NULL: the worker quantizes on the CPU */
 } qc_worker;

@@ -56,20 +56,14 @@ static int compare_order(const void *pa, const void *pb)
     return c ? c : strcmp(a->name, b->name);
 }
 
-/* The dtype of the weight in the model, which it may be read in another than. */
-static qc_dtype model_dtype(const qc_job *j)
-{
-    return j->entry->coded ? j->entry->coded->dtype : j->model_dtype;
-}
-
 qc_bnb_state qc_job_state_of(const qc_job *j)
 {
-    qc_dtype dtype = model_dtype(j);
-    qc_bnb_state s = {.block_elems = j->block_elems,
+    const qc_dtype dtype = j->model_dtype;
+    qc_bnb_state s = {.block_elems = j->form.block_elems,
                       .source_dtype = dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : dtype,
                       .ndim = 2,
-                      .dims = {j->rows, j->cols},
-                      .nested = j->nested,
+                      .dims = {j->rows, j->form.cols},
+                      .nested = j->form.nested,
                       .nested_block_elems = QC_NESTED_BLOCK};
     (void)snprintf(s.quant_type, sizeof s.quant_type, "%s", qc_schemes[j->scheme].quant_type);
     const qc_coded_weight *coded = j->entry->coded;
@@ -114,14 +108,13 @@ static void shape_part(qc_out_tensor *t, qc_dtype dtype, unsigned ndim, const ui
 static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
 {
     const qc_scheme_row *row = &qc_schemes[j->scheme];
-    uint64_t unit = row->by_rows ? j->cols : qc_job_group_elems(j);
-    uint64_t flat[] = {qc_scheme_code_bytes(j->scheme, j->elems), 1};
+    uint64_t flat[] = {qc_form_code_bytes(&j->form, j->elems), 1};
     uint64_t each = qc_dtype_bits(row->code_dtype) / 8;
-    uint64_t matrix[] = {j->rows, qc_scheme_code_bytes(j->scheme, j->cols) / each};
+    uint64_t matrix[] = {j->rows, qc_form_code_bytes(&j->form, j->form.cols) / each};
     int keeps_rows =
         row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form && !j->stack);
     shape_part(t, row->code_dtype, 2, keeps_rows ? matrix : flat,
-               unit ? qc_scheme_code_bytes(j->scheme, unit) : 1);
+               qc_form_code_bytes(&j->form, j->group_elems));
 }
 
 static void describe_main(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
@@ -129,7 +122,7 @@ static void describe_main(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
     const qc_recipe_entry *e = j->entry;
     qc_dtype dtype = e->out_dtype;
     uint64_t align = 1;
-    if (qc_scheme_is_quantized(j->scheme)) {
+    if (j->form.ops) {
         describe_codes(p, j, t);
         return;
     }
@@ -137,10 +130,8 @@ static void describe_main(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
         /* Steps of a stack of experts come from whole blocks of MXFP4. */
         align = j->source_den / 8u * (j->stack ? QC_MXFP4_BLOCK : 1u);
     } else if (j->scheme == QC_SCHEME_DEQUANT) {
-        /* Steps begin at a block, and so at a whole byte of codes. */
-        uint64_t unit =
-            qc_scheme_elems_per_scale(e->stored->stored_as, j->cols, e->stored->block_elems);
-        align = unit ? unit * (qc_dtype_bits(dtype) / 8) : 1;
+        /* Frames begin at a block, and so at a whole byte of codes. */
+        align = j->elems ? j->group_elems * (qc_dtype_bits(dtype) / 8) : 1;
     } else {
         dtype = p->model->tensors[j->source].dtype;
     }
@@ -152,13 +143,14 @@ static void describe_beside(const qc_job *j, qc_role_tensor role, qc_out_tensor 
 {
     switch (role) {
     case QC_ROLE_TENSOR_ABSMAX:
-        shape_part(t, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks, j->nested ? 1 : 4);
+        shape_part(t, j->form.nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->scales,
+                   j->form.nested ? 1 : 4);
         break;
     case QC_ROLE_TENSOR_QUANT_MAP:
         shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){16}, 4);
         break;
     case QC_ROLE_TENSOR_NESTED_ABSMAX:
-        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK)},
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){qc_ceil_div_u64(j->scales, QC_NESTED_BLOCK)},
                    4);
         break;
     case QC_ROLE_TENSOR_NESTED_MAP:
@@ -176,8 +168,8 @@ static void describe_beside(const qc_job *j, qc_role_tensor role, qc_out_tensor 
         shape_part(t, QC_DTYPE_U8, 0, NULL, 1);
         break;
     case QC_ROLE_TENSOR_SCALE: {
-        const uint64_t groups = j->block_elems ? j->cols / j->block_elems : 1;
-        const qc_dtype dtype = qc_job_scale_dtype(j);
+        const uint64_t groups = j->form.block_elems ? j->form.cols / j->form.block_elems : 1;
+        const qc_dtype dtype = j->form.scale_dtype;
         shape_part(t, dtype, 2, (uint64_t[]){j->rows, groups}, qc_dtype_bits(dtype) / 8);
         break;
     }
@@ -228,35 +220,28 @@ static qc_output output_of(uint32_t job, qc_role_tensor role)
     return (qc_output){job & 0xfffffffu, (uint32_t)role & 15u};
 }
 
-static qc_status add_output(qc_plan *p, uint32_t job, qc_role_tensor role, qc_error *err)
-{
-    qc_job *j = &p->jobs[job];
-    uint32_t i = p->tensor_count++;
-    qc_out_tensor t;
-    uint64_t bytes = 0;
-    p->outputs[i] = output_of(job, role);
-    j->outputs[role] = i;
-    memset(&t, 0, sizeof t);
-    describe(p, i, &t);
-    QC_TRY(qc_shape_bytes(t.st.dims, t.st.ndim, t.st.dtype, &bytes, err));
-    p->tensor_bytes += bytes;
-    if (qc_scheme_is_quantized(j->scheme))
-        p->quantized_bytes += bytes;
-    return QC_OK;
-}
-
 /* Does the job have this role tensor? */
 static int has_role(const qc_job *j, qc_role_tensor role)
 {
     int nested = role == QC_ROLE_TENSOR_NESTED_ABSMAX || role == QC_ROLE_TENSOR_NESTED_MAP;
-    return qc_schemes[j->scheme].role_tensors >> role & 1 && (j->nested || !nested);
+    return qc_schemes[j->scheme].role_tensors >> role & 1 && (j->form.nested || !nested);
 }
 
 static qc_status add_outputs(qc_plan *p, uint32_t job, qc_error *err)
 {
+    qc_job *j = &p->jobs[job];
+    j->first_output = p->tensor_count;
     for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
-        if (has_role(&p->jobs[job], (qc_role_tensor)role))
-            QC_TRY(add_output(p, job, (qc_role_tensor)role, err));
+        qc_out_tensor t = {0};
+        uint64_t bytes = 0;
+        if (!has_role(j, (qc_role_tensor)role))
+            continue;
+        j->roles = (uint16_t)(j->roles | 1u << role);
+        p->outputs[p->tensor_count] = output_of(job, (qc_role_tensor)role);
+        describe(p, p->tensor_count++, &t);
+        QC_TRY(qc_shape_bytes(t.st.dims, t.st.ndim, t.st.dtype, &bytes, err));
+        p->tensor_bytes += bytes;
+        p->quantized_bytes += j->form.ops ? bytes : 0;
     }
     return QC_OK;
 }
@@ -269,16 +254,18 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     const qc_recipe_entry *e = j->entry;
     const qc_coded_weight *coded = e->scheme != QC_SCHEME_KEEP ? e->coded : NULL;
     *bits = qc_dtype_bits(src->dtype);
-    j->ndim = (unsigned char)src->ndim;
+    j->ndim = src->ndim & 15u;
     j->dims = src->dims;
     if (e->scheme == QC_SCHEME_DEQUANT) {
-        j->ndim = (unsigned char)e->stored->ndim;
+        j->dtype = QC_DTYPE_F32;
+        j->ndim = e->stored->ndim & 15u;
         j->dims = e->stored->dims;
     } else if (coded) {
         j->name = coded->name;
+        j->shares_source = qc_coding_is_integer(coded->coding) != 0;
         j->dtype = QC_DTYPE_F32;
         *bits = qc_coded_bits(coded);
-        j->ndim = (unsigned char)coded->ndim;
+        j->ndim = coded->ndim & 15u;
         j->dims = coded->dims;
     }
     QC_TRY(qc_shape_elems(j->dims, j->ndim, &j->elems, err));
@@ -288,9 +275,9 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     if (j->ndim == 2 || j->stack) {
         /* This cannot overflow: elems did not, or is 0. */
         j->rows = j->dims[turned_source ? 1 : 0] * (j->stack ? j->dims[1] : 1);
-        j->cols = j->dims[turned_source ? 0 : j->ndim - 1];
+        j->form.cols = j->dims[turned_source ? 0 : j->ndim - 1];
     } else {
-        j->cols = j->elems;
+        j->form.cols = j->elems;
     }
     /* The codes lie as [out, in], so what is decoded from them is transposed. */
     if (turned_source || (e->transpose && (j->stack || e->scheme == QC_SCHEME_DEQUANT))) {
@@ -302,12 +289,6 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
         j->dims = dims;
     }
     return QC_OK;
-}
-
-static void source_ratio(qc_job *j, unsigned num, unsigned den)
-{
-    j->source_num = (uint8_t)num;
-    j->source_den = (uint8_t)den;
 }
 
 static int can_be_searched(const qc_job *j)
@@ -349,14 +330,30 @@ static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
     return scale == QC_SCALE_ABSMAX && qc_job_may_be_calibrated(p, j) ? QC_SCALE_SEARCH : scale;
 }
 
-/* Only a scheme with blocks has these. */
-static void set_blocks(qc_job *j, uint32_t block_elems, int nested)
+void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nested)
 {
-    if (qc_schemes[j->scheme].by_rows)
-        return;
-    j->block_elems = block_elems;
-    j->blocks = qc_ceil_div_u64(j->elems, block_elems);
-    j->nested = nested && !qc_schemes[j->scheme].form->integer;
+    const int by_rows = qc_schemes[scheme].by_rows;
+    j->scheme = scheme;
+    nested = nested && !by_rows && !qc_schemes[scheme].form->integer;
+    j->form = qc_scheme_form(scheme, j->form.cols, block_elems, nested);
+    j->form.scale_dtype = qc_scheme_scale_dtype(j->model_dtype);
+    j->scales = by_rows ? j->rows : qc_ceil_div_u64(j->elems, block_elems);
+}
+
+/* Says what stays together, and how much of the source is read at a time. */
+static void set_steps(qc_job *j)
+{
+    const uint64_t each = qc_dtype_bits(j->dtype) / 8, n = each ? QC_SOURCE_STEP_BYTES / each : 1;
+    const int shared = j->scale != QC_SCALE_ABSMAX && j->form.nested;
+    uint64_t group = 1;
+    if (j->form.ops)
+        group = qc_form_scale_elems(&j->form) * (shared ? QC_NESTED_BLOCK : 1);
+    else if (j->scheme == QC_SCHEME_DEQUANT && j->elems > 0)
+        group = qc_scheme_elems_per_scale(j->entry->stored->stored_as, j->form.cols,
+                                          j->entry->stored->block_elems);
+    j->group_elems = (uint32_t)qc_min_u64(group, UINT32_MAX);
+    j->step_elems = n < group ? j->group_elems : (uint32_t)(n - n % group);
+    j->has_sample = shared && qc_schemes[j->scheme].samples_offset;
 }
 
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
@@ -365,45 +362,47 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     const qc_recipe_entry *e = &p->recipe->entries[source];
     uint32_t job = p->job_count++;
     qc_job *j = &p->jobs[job];
-    unsigned bits = 0;
-    j->source = source;
-    j->entry = e;
-    j->scheme = e->scheme;
-    j->rows = 1;
-    j->name = src->name;
-    j->dtype = src->dtype;
+    unsigned bits = 0, den = 1;
+    *j = (qc_job){.entry = e,
+                  .name = src->name,
+                  .rows = 1,
+                  .source_bytes = src->bytes,
+                  .source = source,
+                  .scheme = e->scheme,
+                  .dtype = src->dtype};
     j->model_dtype = qc_checkpoint_dtype(src);
+    if (e->coded)
+        j->model_dtype = e->coded->dtype;
     if (src->change && e->coded && e->scheme == QC_SCHEME_KEEP)
-        QC_FAIL(
-            err, QC_ERR_UNSUPPORTED,
-            "tensor '%s' would stay in %s, into which no adapter can be merged; quantize it, or "
-            "use --to bf16",
-            src->name, qc_dtype_name(src->dtype));
-    for (int i = 0; i < QC_ROLE_TENSOR_COUNT; i++)
-        j->outputs[i] = QC_NO_OUTPUT;
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s' would stay in %s, into which no adapter can be merged; quantize it, "
+                "or use --to bf16",
+                src->name, qc_dtype_name(src->dtype));
     QC_TRY(shape_job(p, j, &bits, err));
     p->source_bytes += qc_checkpoint_bytes(src);
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;
-    if (qc_schemes[j->scheme].by_rows && j->cols > QC_FRAME_MAX_BYTES)
+    if (qc_schemes[j->scheme].by_rows && j->form.cols > QC_FRAME_MAX_BYTES)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "tensor '%s': rows of %" PRIu64 " weights are longer than row-wise int8 supports "
                 "(%u); use --block-size, or --keep '%s'",
-                src->name, j->cols, QC_FRAME_MAX_BYTES, src->name);
-    unsigned out_bits = qc_schemes[j->scheme].bits;
-    if (out_bits) {
+                src->name, j->form.cols, QC_FRAME_MAX_BYTES, src->name);
+    if (qc_scheme_is_quantized(j->scheme)) {
         j->scale = scale_of(p, j);
-        set_blocks(j, e->block_elems, p->options->recipe.double_quant);
+        qc_job_set_form(j, j->scheme, e->block_elems, p->options->recipe.double_quant);
         p->weights_quantized += j->elems;
-        source_ratio(j, bits, out_bits);
+        den = j->form.ops->bits;
     } else if (j->scheme == QC_SCHEME_CAST) {
-        source_ratio(j, bits, qc_dtype_bits(e->out_dtype));
+        den = qc_dtype_bits(e->out_dtype);
     } else if (j->scheme == QC_SCHEME_DEQUANT) {
-        unsigned per_byte = 8 / qc_schemes[e->stored->stored_as].bits;
-        source_ratio(j, 1, per_byte * qc_dtype_bits(e->out_dtype) / 8);
+        bits = 1;
+        den = 8 / qc_schemes[e->stored->stored_as].bits * qc_dtype_bits(e->out_dtype) / 8;
     } else {
-        source_ratio(j, 1, 1);
+        bits = 1;
     }
+    j->source_num = (uint8_t)bits;
+    j->source_den = (uint8_t)den;
+    set_steps(j);
     return add_outputs(p, job, err);
 }
 
@@ -459,45 +458,12 @@ uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
     return bytes_of(&t);
 }
 
-uint64_t qc_job_group_elems(const qc_job *j)
+uint64_t qc_plan_job_bytes(const qc_plan *p, const qc_job *j)
 {
-    int shared = j->scale != QC_SCALE_ABSMAX && j->nested;
-    return (uint64_t)j->block_elems * (shared ? QC_NESTED_BLOCK : 1);
-}
-
-int qc_job_has_sample(const qc_job *j)
-{
-    return j->scale != QC_SCALE_ABSMAX && j->nested && qc_schemes[j->scheme].samples_offset;
-}
-
-/* The bytes of all role tensors of a quantized weight of which only the shape is known. */
-static uint64_t quantized_bytes(qc_job *j, uint32_t block_elems, int nested)
-{
-    uint64_t bytes = qc_scheme_code_bytes(j->scheme, j->elems);
-    set_blocks(j, block_elems, nested);
-    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
-        qc_out_tensor t = {0};
-        if (!has_role(j, (qc_role_tensor)role))
-            continue;
-        describe_beside(j, (qc_role_tensor)role, &t);
-        bytes += bytes_of(&t);
-    }
+    uint64_t bytes = 0;
+    for (uint32_t t = j->first_output; t < j->first_output + qc_job_output_count(j); t++)
+        bytes += qc_plan_tensor_bytes(p, t);
     return bytes;
-}
-
-uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n)
-{
-    uint64_t all = p->model->tensors[j->source].bytes;
-    uint64_t share = qc_ceil_div_u64(n * j->source_num, j->source_den);
-    share = share < all ? share : all; /* an odd number of nibbles is rounded up */
-    return j->entry->coded ? share
-                           : share * qc_dtype_bits(j->model_dtype) / qc_dtype_bits(j->dtype);
-}
-
-int qc_job_source_is_shared(const qc_job *j)
-{
-    const qc_coded_weight *w = j->entry->coded;
-    return w && qc_coding_is_integer(w->coding) && j->scheme != QC_SCHEME_KEEP;
 }
 
 uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
@@ -505,57 +471,37 @@ uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
     const qc_job *j = &p->jobs[p->outputs[tensor].job];
     const qc_out_tensor made = qc_plan_tensor(p, tensor), *o = &made;
     uint64_t pieces = o->piece_bytes ? qc_ceil_div_u64(o->st.end - o->st.begin, o->piece_bytes) : 0;
-    if (qc_job_source_is_shared(j) && pieces > 0)
-        return qc_ceil_div_u64(p->model->tensors[j->source].bytes, pieces);
+    if (j->shares_source && pieces > 0)
+        return qc_ceil_div_u64(j->source_bytes, pieces);
     /* Rounded up: of an odd number of nibbles the last byte is read whole. */
     return qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
 }
 
-/* job_of has one element for each tensor of the source. */
-static void count_absorbed(qc_plan *p, const uint32_t *job_of)
-{
-    for (size_t i = 0; i < p->model->tensor_count; i++) {
-        const qc_recipe_entry *e = &p->recipe->entries[i];
-        if (e->scheme != QC_SCHEME_ABSORBED || e->owner == UINT32_MAX ||
-            p->recipe->entries[e->owner].scheme == QC_SCHEME_ABSORBED)
-            continue;
-        p->jobs[job_of[e->owner]].absorbed_bytes += p->model->tensors[i].bytes;
-        p->source_bytes += p->model->tensors[i].bytes;
-    }
-}
-
-uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
+uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested)
 {
     const qc_recipe_entry entry = {.coded = NULL};
-    const uint64_t dims[] = {rows, cols};
+    const uint64_t rows = dims[0] * (ndim == 3 ? dims[1] : 1), cols = dims[ndim - 1];
     qc_job j = {.entry = &entry,
                 .dims = dims,
                 .elems = rows * cols,
                 .rows = rows,
-                .cols = cols,
-                .scheme = scheme,
-                .dtype = dtype,
+                .form = {.cols = cols},
                 .model_dtype = dtype,
-                .ndim = 2};
+                .ndim = ndim & 15u,
+                .stack = ndim == 3};
     if (!qc_scheme_is_quantized(scheme))
         return j.elems * (qc_dtype_bits(dtype) / 8);
-    return quantized_bytes(&j, block_elems, nested);
-}
-
-uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
-                             int nested)
-{
-    const qc_recipe_entry entry = {.coded = w};
-    uint64_t cols = w->dims[w->ndim - 1], rows = w->dims[0] * (w->ndim == 3 ? w->dims[1] : 1);
-    qc_job j = {.entry = &entry,
-                .dims = w->dims,
-                .elems = rows * cols,
-                .rows = rows,
-                .cols = cols,
-                .scheme = scheme,
-                .ndim = w->ndim & 0xff};
-    return quantized_bytes(&j, block_elems, nested);
+    qc_job_set_form(&j, scheme, block_elems, nested);
+    uint64_t bytes = qc_form_code_bytes(&j.form, j.elems);
+    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
+        qc_out_tensor t = {0};
+        if (!has_role(&j, (qc_role_tensor)role))
+            continue;
+        describe_beside(&j, (qc_role_tensor)role, &t);
+        bytes += bytes_of(&t);
+    }
+    return bytes;
 }
 
 /* order and job_of are scratch memory with one element for each tensor of the source. */
@@ -577,7 +523,14 @@ static qc_status make_jobs(qc_plan *p, order_entry *order, uint32_t *job_of, qc_
         job_of[order[i].source] = i;
         QC_TRY(add_job(p, order[i].source, err));
     }
-    count_absorbed(p, job_of);
+    for (size_t i = 0; i < p->model->tensor_count; i++) {
+        const qc_recipe_entry *e = &p->recipe->entries[i];
+        if (e->scheme != QC_SCHEME_ABSORBED || e->owner == UINT32_MAX ||
+            p->recipe->entries[e->owner].scheme == QC_SCHEME_ABSORBED)
+            continue;
+        p->jobs[job_of[e->owner]].absorbed_bytes += tensors[i].bytes;
+        p->source_bytes += tensors[i].bytes;
+    }
     return QC_OK;
 }
 
@@ -608,46 +561,25 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     return st;
 }
 
-/* Jobs come layer by layer, in the order in which devices take them; only a tied head, a vision
- * tower or spilled layers stand elsewhere. It is worth knowing, because a copy of all jobs is most
- * of a plan's memory. */
-static int is_in_device_order(const qc_plan *p)
-{
-    for (uint32_t i = 1; i < p->job_count; i++) {
-        if (p->jobs[i].device < p->jobs[i - 1].device)
-            return 0;
-    }
-    return 1;
-}
-
-/* Moves job `from` to the end of the new array, and its tensors behind those that are there. */
-static void move_job(qc_plan *p, const qc_job *from)
-{
-    qc_job *j = &p->jobs[p->job_count];
-    *j = *from;
-    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
-        if (j->outputs[role] == QC_NO_OUTPUT)
-            continue;
-        p->outputs[p->tensor_count] = output_of(p->job_count, (qc_role_tensor)role);
-        j->outputs[role] = p->tensor_count++;
-    }
-    p->job_count++;
-}
-
 qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char **names,
                               uint32_t count, uint64_t context, qc_error *err)
 {
+    int in_order = 1;
     for (uint32_t i = 0; i < p->job_count; i++) {
         qc_job *j = &p->jobs[i];
-        j->device = device_of[j->source];
-        if (j->device >= count)
+        j->device = (uint16_t)device_of[j->source];
+        if (device_of[j->source] >= count || count > UINT16_MAX)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no device",
                     p->model->tensors[j->source].name);
+        in_order &= i == 0 || j->device >= p->jobs[i - 1].device;
     }
     p->device_names = names;
     p->device_count = count;
     p->placed_context = context;
-    if (is_in_device_order(p))
+    /* Jobs come layer by layer, in the order in which devices take them; only a tied head, a vision
+     * tower or spilled layers stand elsewhere. It is worth knowing, because a copy of all jobs is
+     * most of a plan's memory. */
+    if (in_order)
         return QC_OK;
     const qc_job *old = p->jobs;
     uint32_t jobs = p->job_count;
@@ -655,8 +587,15 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
     p->job_count = p->tensor_count = 0;
     for (uint32_t d = 0; d < count; d++) {
         for (uint32_t i = 0; i < jobs; i++) {
-            if (old[i].device == d)
-                move_job(p, &old[i]);
+            if (old[i].device != d)
+                continue;
+            qc_job *j = &p->jobs[p->job_count];
+            *j = old[i];
+            j->first_output = p->tensor_count;
+            for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++)
+                if (j->roles >> role & 1)
+                    p->outputs[p->tensor_count++] = output_of(p->job_count, (qc_role_tensor)role);
+            p->job_count++;
         }
     }
     return QC_OK;
@@ -700,21 +639,9 @@ qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model
     return qc_plan_lay_out(out, err);
 }
 
-qc_dtype qc_job_scale_dtype(const qc_job *j)
-{
-    return qc_scheme_scale_dtype(model_dtype(j));
-}
-
-qc_form qc_job_form(const qc_job *j)
-{
-    qc_form form = qc_scheme_form(j->scheme, j->cols, j->block_elems, j->nested);
-    form.scale_dtype = qc_job_scale_dtype(j);
-    return form;
-}
-
 int qc_job_suits_gpu(const qc_job *j)
 {
-    return qc_scheme_is_quantized(j->scheme) &&
+    return j->form.ops &&
            (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
 }
 
@@ -723,6 +650,6 @@ uint64_t qc_plan_gpu_bytes(const qc_plan *plan)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < plan->job_count; i++)
         if (qc_job_suits_gpu(&plan->jobs[i]))
-            bytes += plan->model->tensors[plan->jobs[i].source].bytes;
+            bytes += plan->jobs[i].source_bytes;
     return bytes;
 }

@@ -18,32 +18,49 @@
 
 #define QC_NO_OUTPUT UINT32_MAX
 
-/* A job keeps only what cannot be derived, because a mixture of experts has tens of thousands of
- * jobs. */
+/* Steps of this many source bytes are read, hashed and quantized at a time, though never less than a
+ * row or a group. Error sums are added up step by step, so the manifest's errors depend on it. */
+#define QC_SOURCE_STEP_BYTES (512u << 10)
+
+/* A job has all numbers of its weight, so that whoever carries the plan out asks nobody again. It is
+ * small, because a mixture of experts has tens of thousands of them: 144 bytes. */
 typedef struct {
     const qc_recipe_entry *entry;
     const char *name;     /* name of the main tensor */
     const uint64_t *dims; /* [ndim], shape of the weight as it is written */
     uint64_t elems;
-    /* Of a 2-D weight as it is written; a stack of experts has [experts * out, in]; anything else
-     * has 1 row and elems columns. */
-    uint64_t rows, cols;
-    uint64_t blocks; /* blocks of a block-quantized weight */
-    /* bytes of the source's scales and state, which are read with the weight */
-    uint64_t absorbed_bytes;
-    uint32_t source; /* index into the checkpoint's tensors */
+    /* Counts the rows of form.cols elements as they are written. A stack of experts has
+     * [experts * out, in]; what is neither that nor 2-D has one row. */
+    uint64_t rows;
+    /* How the numbers of a quantized weight lie, but for the offset of nested scales. ops is NULL
+     * where nothing is quantized, and cols counts in any case. */
+    qc_form form;
+    uint64_t scales;         /* scales of blocks or rows, before they are quantized themselves */
+    uint64_t source_bytes;   /* bytes of the source's tensor, decoded if it is packed in frames */
+    uint64_t absorbed_bytes; /* bytes of the source's scales and state, read with the weight */
+    uint32_t source;         /* index into the checkpoint's tensors */
+    /* Frames and steps keep this many elements together: a row or a block, where a weight is or was
+     * quantized. Where scales are searched and quantized too, it is all blocks that share one
+     * nested absmax, because these are settled together. */
+    uint32_t group_elems;
+    uint32_t step_elems;   /* elements of a step: whole rows or groups */
+    uint32_t first_output; /* index of its main tensor; the others follow in the order of roles */
+    uint16_t roles;        /* bit r: it has a tensor of qc_role_tensor r */
+    uint16_t device;
     qc_scheme scheme : 8;
-    qc_dtype dtype : 8;        /* dtype of the elements that qc_job_read gives */
-    qc_dtype model_dtype : 8;  /* of the weight in the model: that of its file */
+    qc_dtype dtype : 8;        /* dtype of the elements that the pipeline reads */
+    qc_dtype model_dtype : 8;  /* dtype of the weight in the model: its file's, or what codes stand
+                                  for */
     qc_scale_method scale : 8; /* for a quantized weight; absmax otherwise */
-    unsigned ndim : 8;
-    uint32_t block_elems;
-    uint32_t device;
-    uint32_t outputs[QC_ROLE_TENSOR_COUNT]; /* indices of output tensors, or QC_NO_OUTPUT */
     /* n content bytes of the main tensor come from n * source_num / source_den source bytes. */
     uint8_t source_num, source_den;
-    uint8_t nested;
-    uint8_t stack; /* is it a stack of experts? */
+    unsigned ndim : 4;
+    unsigned stack : 1;      /* is it a stack of experts? */
+    unsigned has_sample : 1; /* does a sample of groups give the offset of its searched scales? */
+    /* Is the source's digest over shares of the stored bytes, one for each piece of the output,
+     * instead of over what the pieces are made of? Rows of words, padded ones among them, and
+     * columns are no ranges of bytes (docs/format.md, section 4). */
+    unsigned shares_source : 1;
 } qc_job;
 
 /* There are as many of these as tensors in the output, so one takes 4 bytes only. */
@@ -98,47 +115,41 @@ QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of
                                            qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
+/* The bytes of all output tensors of a job. */
+uint64_t qc_plan_job_bytes(const qc_plan *p, const qc_job *j);
 /* Output tensor i of a plan that is laid out, with its place. It is made anew from its job on each
  * call, because the names, shapes and places of all tensors together would be most of a
  * conversion's memory. */
 qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i);
 /* All output tensors, for qc_layout_header and functions like it. */
 qc_out_tensors qc_plan_tensors(const qc_plan *p);
-/* Is the source's digest over shares of the stored bytes, one for each piece of the output, instead
- * of over what the pieces are made of? Rows of words, padded ones among them, and columns are no
- * ranges of bytes (docs/format.md, section 4). */
-int qc_job_source_is_shared(const qc_job *j);
-/* The bytes of such a share, or else those that a piece of this output tensor is made of. */
+/* The source bytes that a piece of this output tensor is made of, or its share of them. */
 uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor);
 /* The state of a block-quantized weight, without the offset. */
 qc_bnb_state qc_job_state_of(const qc_job *j);
-/* The number of elements of a block-quantized weight that frames and steps keep together, a power
- * of two. It is one block. Where scales are searched and quantized too, it is all blocks that share
- * one nested absmax, because these are settled together. */
-uint64_t qc_job_group_elems(const qc_job *j);
+/* The output tensors of a job are this many, from first_output on. */
+static inline uint32_t qc_job_output_count(const qc_job *j)
+{
+    return (uint32_t)__builtin_popcount(j->roles);
+}
+/* The job's tensor of a role, or QC_NO_OUTPUT. */
+static inline uint32_t qc_job_output(const qc_job *j, qc_role_tensor role)
+{
+    const unsigned before = j->roles & ((1u << role) - 1);
+    return j->roles >> role & 1 ? j->first_output + (uint32_t)__builtin_popcount(before)
+                                : QC_NO_OUTPUT;
+}
 /* May calibrating make this job's weight (convert/calibrate/calibrated.h), if calibrating is asked
  * for? Such a weight is laid out like one with searched scales, and if nothing calibrates it, its
  * scales are indeed searched. */
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
-/* Are the job's scales searched and quantized with an offset that a sample of groups gives? */
-int qc_job_has_sample(const qc_job *j);
-/* The number of source bytes of job j from which the first n content bytes of its main tensor come.
- * For all content bytes it is exactly all source bytes. absorbed_bytes are not counted. */
-uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n);
-/* The bytes that a 2-D weight [rows, cols] takes in a scheme, with its scales and state: exactly
- * the sum of the tensors that qc_plan_begin makes of it. dtype is the source's. The scheme
- * quantizes, or it is KEEP. */
-uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
+/* Gives a job, whose shape is known, the form and the scales of a scheme that quantizes. */
+void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nested);
+/* The bytes that a weight of 2 dimensions, or a stack of 3, takes in a scheme, with its scales and
+ * state: exactly the sum of the tensors that qc_plan_begin makes of it. dtype is the model's. The
+ * scheme quantizes, or it is KEEP. */
+uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested);
-/* The same for a weight in FP8 or MXFP4 that is quantized (scheme is not KEEP). */
-uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
-                             int nested);
-/* The dtype of a compressed-tensors weight's scales: that of the weight in the source, or F32 for
- * F64. */
-qc_dtype qc_job_scale_dtype(const qc_job *j);
-/* How the numbers of a quantized weight lie, but for the offset of nested scales. ops is NULL where
- * job j is not quantized. */
-qc_form qc_job_form(const qc_job *j);
 /* Can a GPU quantize job j's weight? */
 int qc_job_suits_gpu(const qc_job *j);
 /* The bytes of the source that GPUs could quantize. */

@@ -187,7 +187,7 @@ static void tell_kept(const conversion *c, qc_error *err)
     uint32_t done = 0, own = 0;
     for (uint32_t i = 0; i < c->plan->job_count; i++) {
         const qc_job *j = &c->plan->jobs[i];
-        if (c->p.shards[qc_plan_tensor(c->plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard].foreign)
+        if (c->p.shards[qc_plan_tensor(c->plan, j->first_output).shard].foreign)
             continue;
         own++;
         done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded);

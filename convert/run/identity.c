@@ -80,8 +80,8 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     for (uint32_t i = 0; i < r->rule_count; i++)
         add_text(out, r->rules[i].quantize ? "--quantize" : "--keep", r->rules[i].glob);
     const qc_fit_options *f = &o->fit;
-    add_text(out, "--vram", f->vram);
-    if (!f->vram)
+    add_text(out, "--vram", f->vram.text);
+    if (!f->vram.text)
         return;
     add_double(out, "--margin", f->margin);
     add_number(out, "--context", f->context);

@@ -110,7 +110,7 @@ qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *pla
             qc_sat_add(plan->layout.shards[i].header_bytes, plan->layout.shards[i].data_bytes);
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        uint64_t *b = &bytes[qc_plan_tensor(plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard];
+        uint64_t *b = &bytes[qc_plan_tensor(plan, j->first_output).shard];
         *b = qc_sat_add(*b, qc_sat_add(plan->model->tensors[j->source].bytes, j->absorbed_bytes));
     }
     qc_status st = qc_parts_deal(part_of, bytes, count, parts, err);
@@ -139,7 +139,7 @@ void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, qc_share sh
             continue;
         qc_report_scheme *s = &r->schemes[j->scheme];
         uint64_t in = plan->model->tensors[j->source].bytes + j->absorbed_bytes;
-        uint64_t out = qc_report_job_bytes(plan, j);
+        uint64_t out = qc_plan_job_bytes(plan, j);
         s->tensors++;
         s->elems += j->elems;
         s->bytes_in += in;

@@ -74,9 +74,10 @@ static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missin
 {
     uint32_t count = 0;
     *missing = 0;
-    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
-        uint32_t t = p->plan->jobs[job].outputs[part];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
+    const qc_job *j = &p->plan->jobs[job];
+    for (uint32_t t = j->first_output; t < j->first_output + qc_job_output_count(j); t++) {
+        const uint32_t units = qc_unit_count(p, t);
+        for (uint32_t i = 0; i < units; i++) {
             const qc_unit *u = &p->units[p->first_unit[t] + i];
             if (u->kind == QC_UNIT_DERIVED)
                 continue;
@@ -316,7 +317,8 @@ static qc_status add_job(void *resume, uint32_t job, qc_error *err)
         if (!part_goes_along(p, job, part))
             continue;
         parts++;
-        bytes += PART_HEAD_BYTES + (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
+        bytes += PART_HEAD_BYTES +
+                 (size_t)qc_plan_tensor_bytes(p->plan, qc_job_output(j, (qc_role_tensor)part));
     }
     QC_TRY(qc_malloc(&record, bytes, err));
     unsigned char *b = record;
@@ -329,9 +331,9 @@ static qc_status add_job(void *resume, uint32_t job, qc_error *err)
     qc_store_le64(b + 36, qc_f64_bits(s->outputs.rounded));
     qc_store_le64(b + 44, qc_f64_bits(s->outputs.calibrated));
     b += JOB_HEAD_BYTES;
-    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
-        uint32_t t = j->outputs[part];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
+    for (uint32_t t = j->first_output; t < j->first_output + qc_job_output_count(j); t++) {
+        const uint32_t count = qc_unit_count(p, t);
+        for (uint32_t i = 0; i < count; i++) {
             const qc_unit *u = &p->units[p->first_unit[t] + i];
             if (u->kind == QC_UNIT_DERIVED)
                 continue;
@@ -342,7 +344,7 @@ static qc_status add_job(void *resume, uint32_t job, qc_error *err)
     for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
         if (!part_goes_along(p, job, part))
             continue;
-        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
+        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, qc_job_output(j, (qc_role_tensor)part));
         qc_store_le32(b, (uint32_t)part);
         qc_store_le32(b + 4, (uint32_t)n);
         memcpy(b + PART_HEAD_BYTES, qc_job_role_tensor(p, job, (qc_role_tensor)part), n);

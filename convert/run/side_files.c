@@ -72,8 +72,8 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     const qc_json_node *size = qc_json_get(q, "weight_block_size");
     const qc_job *j = first_quantized(plan);
     uint64_t n = 0;
-    qc_json_put_u64(w, "block_size", j->block_elems); /* 0: row-wise */
-    qc_json_put_bool(w, "double_quant", j->nested);
+    qc_json_put_u64(w, "block_size", j->form.block_elems); /* 0: row-wise */
+    qc_json_put_bool(w, "double_quant", j->form.nested);
     write_skip_modules(w, "modules_to_not_convert", plan);
     qc_json_put_text(w, "quant_method", "qconv");
     qc_json_put_text(w, "quant_type", plan->own_form);
@@ -99,7 +99,7 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 
 static int same_group(const qc_job *a, const qc_job *b)
 {
-    return a->scheme == b->scheme && a->block_elems == b->block_elems;
+    return a->scheme == b->scheme && a->form.block_elems == b->form.block_elems;
 }
 
 static const char *format_word(const qc_job *j)

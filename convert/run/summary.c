@@ -335,17 +335,6 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
 
 /* ---- the plan, for --dry-run ---- */
 
-uint64_t qc_report_job_bytes(const qc_plan *p, const qc_job *j)
-{
-    uint64_t bytes = 0;
-    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
-        uint32_t t = j->outputs[part];
-        if (t != QC_NO_OUTPUT)
-            bytes += qc_plan_tensor_bytes(p, t);
-    }
-    return bytes;
-}
-
 static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
                              qc_error *err)
 {
@@ -362,7 +351,7 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
         qc_table_putf(&t, "%s%s", qc_scheme_name(j->scheme),
                       j->entry->transpose ? ", transposed" : "");
         qc_table_number(&t, qc_checkpoint_bytes(src));
-        qc_table_number(&t, qc_report_job_bytes(p, j));
+        qc_table_number(&t, qc_plan_job_bytes(p, j));
         if (p->device_names)
             qc_table_put(&t, p->device_names[j->device]);
         qc_table_put(&t, j->entry->why);
@@ -409,8 +398,8 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_json_put_bool(&w, "transposed", j->entry->transpose);
         qc_json_put_text(&w, "why", j->entry->why);
         qc_json_put_u64(&w, "bytes_before", qc_checkpoint_bytes(src));
-        qc_json_put_u64(&w, "bytes_after", qc_report_job_bytes(p, j));
-        qc_json_put_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
+        qc_json_put_u64(&w, "bytes_after", qc_plan_job_bytes(p, j));
+        qc_json_put_u64(&w, "shard", qc_plan_tensor(p, j->first_output).shard);
         if (p->device_names)
             qc_json_put_text(&w, "device", p->device_names[j->device]);
         qc_json_end(&w);

@@ -87,11 +87,11 @@ static void read_coded(const qc_checkpoint *c, const qc_recipe *recipe, qc_st_cu
             continue;
         uint64_t again = w->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
         FUZZ_CHECK(qc_malloc(&values, (size_t)n * sizeof *values, NULL) == QC_OK);
-        const qc_checkpoint_tensor *t = &c->tensors[i];
-        qc_status st = qc_coded_read(c, cursor, ops, t, w, &scratch, 0, n, values, &err);
+        const qc_coded_source src = {c, cursor, cursor, ops, &c->tensors[i], w};
+        qc_status st = qc_coded_read(&src, &scratch, 0, n, values, &err);
         FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
         if (st == QC_OK) {
-            st = qc_coded_read(c, cursor, ops, t, w, &scratch, n - again, again, last, &err);
+            st = qc_coded_read(&src, &scratch, n - again, again, last, &err);
             FUZZ_CHECK(st == QC_OK);
             FUZZ_CHECK(memcmp(last, values + n - again, (size_t)again * sizeof *last) == 0);
         }

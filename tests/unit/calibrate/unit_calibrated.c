@@ -116,7 +116,7 @@ TEST_WITH(test_parts, setup, teardown)
         begin(&c, w, forms[f]);
         qc_calibrated *store = open_store(&c, &kept);
         const qc_job *j = &c.plan.jobs[0];
-        uint64_t unit = j->scheme == QC_SCHEME_INT8_ROWS ? j->cols : j->block_elems;
+        uint64_t unit = j->scheme == QC_SCHEME_INT8_ROWS ? j->form.cols : j->form.block_elems;
         uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
         put(store, &c.plan, 0);
         make_up(&all, &c.plan, 0);

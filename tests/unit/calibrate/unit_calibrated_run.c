@@ -59,11 +59,12 @@ static double error_of(const qc_job *j, const qc_calibrated_arrays *a, const flo
         const uint8_t *b = a->codes;
         float y;
         if (j->scheme == QC_SCHEME_NF4)
-            y = qc_nf4_code[i % 2 ? b[i / 2] & 15 : b[i / 2] >> 4] * a->absmax[i / j->block_elems];
+            y = qc_nf4_code[i % 2 ? b[i / 2] & 15 : b[i / 2] >> 4] *
+                a->absmax[i / j->form.block_elems];
         else if (j->scheme == QC_SCHEME_INT8_ROWS)
-            y = (float)(int8_t)b[i] * a->absmax[i / j->cols] * 7.874015718698502e-3f;
+            y = (float)(int8_t)b[i] * a->absmax[i / j->form.cols] * 7.874015718698502e-3f;
         else
-            y = (float)(int8_t)b[i] * 7.874015718698502e-3f * a->absmax[i / j->block_elems];
+            y = (float)(int8_t)b[i] * 7.874015718698502e-3f * a->absmax[i / j->form.block_elems];
         double e = fabs((double)source[i] - (double)y);
         xx += (double)source[i] * (double)source[i];
         ee += e * e;
@@ -168,13 +169,14 @@ static void near_weights(qc_calibrated_arrays *a, const qc_plan *plan, uint32_t 
     qc_piece_sums sums;
     assert_non_null(x);
     if (j->scheme == QC_SCHEME_INT8_ROWS) {
-        ops->int8_rows_quantize(x, QC_DTYPE_F32, j->rows, j->cols, a->codes, a->absmax, &sums);
+        ops->int8_rows_quantize(x, QC_DTYPE_F32, j->rows, j->form.cols, a->codes, a->absmax, &sums);
         for (uint64_t i = 0; i < j->elems; i += 16)
             codes[i] = (uint8_t)((int8_t)codes[i] + ((int8_t)codes[i] < 0 ? 1 : -1));
         return;
     }
     assert_int_equal(j->scheme, QC_SCHEME_NF4);
-    ops->nf4_quantize(x, QC_DTYPE_F32, j->elems, j->block_elems, codes, a->absmax, NULL, &sums);
+    ops->nf4_quantize(x, QC_DTYPE_F32, j->elems, j->form.block_elems, codes, a->absmax, NULL,
+                      &sums);
     for (uint64_t i = 0; i < j->elems / 2; i += 8)
         codes[i] = (uint8_t)((codes[i] & 0xf0u) | ((codes[i] & 15u) < 8 ? (codes[i] & 15u) + 1u
                                                                         : (codes[i] & 15u) - 1u));

@@ -341,6 +341,7 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
         p->job[i].source = i;
         p->job[i].entry = &p->entry[i];
         p->job[i].scheme = made[i].scheme;
+        p->job[i].form = qc_scheme_form(made[i].scheme, 0, 64, 0);
         p->of_tensor[i] = made[i].segment;
         /* Bytes of its output, where it is kept. */
         p->kept_elems[i] = ((uint64_t)1000 << 4 * i) / (qc_dtype_bits(p->source[i].dtype) / 8);
@@ -349,8 +350,8 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
         p->job[i].dims = &p->kept_elems[i];
         p->output[i].job = i & 0xffffff;
     }
-    p->job[0].nested = 1;
-    p->job[0].blocks = 7;
+    p->job[0].form.nested = 1;
+    p->job[0].scales = 7;
     p->output[5] = (qc_output){.job = 0, .role = QC_ROLE_TENSOR_ABSMAX};
     p->model.tensors = p->source;
     p->model.tensor_count = 5;

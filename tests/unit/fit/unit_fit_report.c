@@ -235,15 +235,13 @@ TEST_WITH(schemes, before, after)
         jobs[i].source = i;
         jobs[i].entry = &entries[i];
         jobs[i].scheme = i < 2 ? QC_SCHEME_NF4 : QC_SCHEME_KEEP;
-        jobs[i].block_elems = i == 0 ? 64 : 32;
-        for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++)
-            jobs[i].outputs[part] = QC_NO_OUTPUT;
         outputs[i] =
             (qc_output){i & 0xffffff, i == 1 ? QC_ROLE_TENSOR_ABSMAX : QC_ROLE_TENSOR_MAIN};
-        jobs[i].outputs[outputs[i].role] = i;
+        jobs[i].first_output = i;
+        jobs[i].roles = (uint16_t)(1u << outputs[i].role);
         jobs[i].elems = 2 * bytes[i]; /* NF4 */
-        jobs[i].blocks = bytes[i];
-        jobs[i].nested = 1;
+        jobs[i].form = qc_scheme_form(jobs[i].scheme, jobs[i].elems, i == 0 ? 64 : 32, 1);
+        jobs[i].scales = bytes[i];
         elems[i] = bytes[i] / (qc_dtype_bits(source[i].dtype) / 8);
         jobs[i].dims = &elems[i];
         jobs[i].ndim = 1;

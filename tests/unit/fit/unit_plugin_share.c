@@ -40,16 +40,16 @@ static qc_job nf4(uint64_t rows, uint64_t cols, uint32_t block, int nested)
 {
     return (qc_job){.scheme = QC_SCHEME_NF4,
                     .rows = rows,
-                    .cols = cols,
                     .elems = rows * cols,
-                    .block_elems = block,
-                    .nested = (uint8_t)nested};
+                    .form = qc_scheme_form(QC_SCHEME_NF4, cols, block, nested)};
 }
 
 static qc_job int8_rows(uint64_t rows, uint64_t cols)
 {
-    return (qc_job){
-        .scheme = QC_SCHEME_INT8_ROWS, .rows = rows, .cols = cols, .elems = rows * cols};
+    return (qc_job){.scheme = QC_SCHEME_INT8_ROWS,
+                    .rows = rows,
+                    .elems = rows * cols,
+                    .form = qc_scheme_form(QC_SCHEME_INT8_ROWS, cols, 0, 0)};
 }
 
 TEST(rows_are_cut_on_blocks)

@@ -184,7 +184,8 @@ TEST(a_plan_is_dealt_out_by_what_is_read_and_written)
     for (uint32_t i = 0; i < 3; i++) {
         sources[i].bytes = read[i];
         jobs[i].source = i;
-        jobs[i].outputs[QC_ROLE_TENSOR_MAIN] = i;
+        jobs[i].first_output = i;
+        jobs[i].roles = 1u << QC_ROLE_TENSOR_MAIN;
         jobs[i].name = sources[i].name = "t";
         jobs[i].scheme = QC_SCHEME_KEEP;
         jobs[i].entry = &entry;
