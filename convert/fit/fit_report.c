@@ -49,7 +49,7 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
     r->parameters = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        const uint32_t block = qc_schemes[j->scheme].default_block ? j->block_elems : 0;
+        const uint32_t block = qc_schemes[j->scheme].default_block ? j->form.block_elems : 0;
         uint32_t k = 0;
         while (k < count && (keys[k].scheme != j->scheme || keys[k].block_elems != block))
             k++;

@@ -421,13 +421,13 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
                                 .elems = j->elems};
         const qc_scheme_row *row = &qc_schemes[j->scheme];
         if (row->format == QC_FORMAT_COMPRESSED_TENSORS) {
-            w->block_elems = row->by_rows ? 0 : j->block_elems;
+            w->block_elems = row->by_rows ? 0 : j->form.block_elems;
             w->integers = (qc_served_integers){.bits = row->bits,
                                                .packed = row->code_dtype == QC_DTYPE_I32,
                                                .activation_bits = row->activation_bits};
         } else if (qc_scheme_is_quantized(j->scheme)) {
             w->scheme = j->scheme;
-            w->block_elems = row->by_rows ? 0 : j->block_elems;
+            w->block_elems = row->by_rows ? 0 : j->form.block_elems;
         } else if (stored) {
             w->scheme = stored->stored_as;
             w->block_elems = stored->block_elems;

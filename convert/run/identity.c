@@ -144,8 +144,8 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
             hash_u64(h, o->role);
             hash_text(h, plan->model->tensors[j->source].name);
             hash_u64(h, j->scheme);
-            hash_u64(h, j->block_elems);
-            hash_u64(h, (uint64_t)j->nested);
+            hash_u64(h, j->form.block_elems);
+            hash_u64(h, (uint64_t)j->form.nested);
             hash_u64(h, j->scale);
             hash_u64(h, (uint64_t)j->entry->transpose);
         }

@@ -124,7 +124,7 @@ qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *pla
 
 int qc_share_has_job(qc_share s, const qc_plan *plan, const qc_job *j)
 {
-    return qc_share_has(s, qc_plan_tensor(plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
+    return qc_share_has(s, qc_plan_tensor(plan, j->first_output).shard);
 }
 
 void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, qc_share share)

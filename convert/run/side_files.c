@@ -169,8 +169,8 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
             qc_json_put_null(w, "input_activations");
         qc_json_put_null(w, "output_activations");
         QC_TRY(write_targets(w, plan, j, count == 1, err));
-        write_integers(w, "weights", row->bits, j->block_elems ? "group" : "channel", 0,
-                       j->block_elems);
+        write_integers(w, "weights", row->bits, j->form.block_elems ? "group" : "channel", 0,
+                       j->form.block_elems);
         qc_json_end(w);
     }
     qc_json_end(w);

@@ -66,8 +66,6 @@ double qc_report_quantized_bits(const qc_convert_report *r);
 /* Bits per weight over all tensors, 0 if there are none. */
 double qc_report_overall_bits(const qc_convert_report *r);
 
-/* Bytes of all output tensors of a job. */
-uint64_t qc_report_job_bytes(const qc_plan *p, const qc_job *j);
 
 /* Writes a few lines for people. */
 QC_NODISCARD qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
