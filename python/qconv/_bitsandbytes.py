@@ -1,5 +1,6 @@
 """bitsandbytes' modules over the codes of an output, for peft, QLoRA and what else knows these modules."""
 import torch
+import transformers
 from torch import nn
 from transformers.quantizers import AutoHfQuantizer
 
@@ -15,6 +16,9 @@ except ImportError:
 
 def module_of(weight: QuantizedWeight, bias, dtype, said):
     """Linear4bit or Linear8bitLt with the weight's own codes and scales."""
+    if not weight.stored:
+        raise errors.InputError(f"bitsandbytes has no module for '{weight.name}', which transformers "
+                                f"{transformers.__version__} joins with others or divides: backend=\"qconv\" loads it")
     tensors = to_stored(weight.stored, {role: getattr(weight, role) for role in ROLES})
     four_bit = any("quant_state.bitsandbytes__" in ending for ending in tensors)
     if not four_bit and weight.form != "int8":

@@ -38,6 +38,30 @@ def _is_in(name: str, path: str) -> bool:
     return any(p == path or p.endswith("." + path) or path.endswith("." + p) for p in before)
 
 
+def judge_keys(model: nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Raises InputError for parameters that a checkpoint has no weights for, and for weights of layers that the model does
+    not use; what is left over besides, such as a head, is a warning. The model's class says what may be so."""
+    def left(names: Iterable[str], attribute: str, also: str = "") -> List[str]:
+        patterns = [*(getattr(model, attribute, None) or ()), *([also] if also else ())]
+        return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
+    absent = left(missing, "_keys_to_ignore_on_load_missing")
+    left_over = left(unexpected, "_keys_to_ignore_on_load_unexpected",
+                     r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.masked_bias$|attn(ention)?\.bias$")
+    kind, version = type(model).__name__, transformers.__version__
+    if absent:
+        raise InputError("the checkpoint has no weights for %s, which %s of transformers %s needs"
+                         % (listed(absent), kind, version))
+    lists = [path for path, module in model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    heads = [name for name in left_over if not any(_is_in(name, path) for path in lists)]
+    layers = [name for name in left_over if name not in heads]
+    if layers:
+        raise InputError("the checkpoint has weights that %s of transformers %s does not use: %s"
+                         % (kind, version, listed(layers)))
+    if heads:
+        warnings.warn("%s of transformers %s does not use the checkpoint's %s" % (kind, version, listed(heads)),
+                      QconvWarning, stacklevel=2)
+
+
 @dataclass(frozen=True)
 class Origin:
     """A matrix of a checkpoint that a parameter, or a part of one, is made of.
@@ -137,26 +161,9 @@ class Loader:
 
     def _check(self, unexpected: List[str]) -> None:
         """Raises InputError where weights are missing, left over, or of another shape."""
-        def left(names: Iterable[str], attribute: str, also: str = "") -> List[str]:
-            patterns = [*(getattr(self.model, attribute, None) or ()), *([also] if also else ())]
-            return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
         self.absent = [name for name in self.meta if self._key(name) is None]
-        missing = left(self.absent, "_keys_to_ignore_on_load_missing")
-        left_over = left(unexpected, "_keys_to_ignore_on_load_unexpected",
-                         r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.masked_bias$|attn(ention)?\.bias$")
+        judge_keys(self.model, self.absent, unexpected)
         kind = type(self.model).__name__
-        if missing:
-            raise InputError("the checkpoint has no weights for %s, which %s of transformers %s needs"
-                             % (listed(missing), kind, transformers.__version__))
-        lists = [path for path, module in self.model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
-        heads = [name for name in left_over if not any(_is_in(name, path) for path in lists)]
-        layers = [name for name in left_over if name not in heads]
-        if layers:
-            raise InputError("the checkpoint has weights that %s of transformers %s does not use: %s"
-                             % (kind, transformers.__version__, listed(layers)))
-        if heads:
-            warnings.warn("%s of transformers %s does not use the checkpoint's %s" % (
-                kind, transformers.__version__, listed(heads)), QconvWarning, stacklevel=2)
         for group in self.found.values():
             for name, shape in group.shapes.items():
                 if name in self.meta and shape != tuple(self.meta[name].shape):

@@ -69,7 +69,7 @@ def restored_by_qconv(kind, folder, config):
     those of the codes themselves, in the places where transformers puts plain weights."""
     from qconv import _loading
     with qconv._library.Reader(folder) as reader:
-        tensors = _loading.read(reader, _loading.Places(folder, reader, "cpu"), 0, False)
+        tensors = _loading.read(reader, _loading.Places(folder, reader, "cpu", None), 0, False)
     state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, _) in tensors.items()}), set(), set,
                                torch.float32)
     state = {n: t.dequantize() if isinstance(t, QuantizedTensor) else t for n, t in state.items()}
@@ -449,17 +449,36 @@ class Faults(unittest.TestCase):
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     def test_architectures(self):
-        folder = self.copied()
+        folder, trusting = self.copied(), {"skip_digests": True}
         self.config(folder, architectures=["LlamaForDivination"])
-        self.refused(qconv.InputError, "has no LlamaForDivination", folder)
+        self.refused(qconv.InputError, "has no LlamaForDivination", folder, **trusting)
         self.config(folder, architectures=["LlamaForCausalLM"], model_type="llama9")
-        self.refused(qconv.InputError, "model_type 'llama9'", folder)
+        self.refused(qconv.InputError, "model_type 'llama9'", folder, **trusting)
         self.config(folder, model_type="llama", hidden_size=384)
-        self.refused(qconv.InputError, "does not take the output as a LlamaForCausalLM", folder)
+        self.refused(qconv.InputError, "does not take the output as a LlamaForCausalLM", folder, **trusting)
         self.config(folder, hidden_size=192, num_hidden_layers=2)
-        self.refused(qconv.InputError, "no place for the quantized weight 'model.layers.2", folder)
+        self.refused(qconv.InputError, "no place for the quantized weight 'model.layers.2", folder, **trusting)
         (folder / "config.json").unlink()
         self.refused(qconv.InputError, "has no config.json", folder)
+
+    def test_side_files(self):
+        """What decides which model it is has the bytes that were written, or is not believed."""
+        for name, text in (("config.json", None), ("generation_config.json", '{"max_length": 7}'),
+                           ("device_map.json", '{"model": "cpu", "lm_head": "cpu"}')):
+            folder = self.copied()
+            self.config(folder, rms_norm_eps=0.1) if text is None else (folder / name).write_text(text)
+            self.refused(qconv.CheckError, rf"{name}: (its bytes are not|qconv\.json does not list)", folder)
+            loaded(folder, skip_digests=True)
+
+    def test_keys(self):
+        """Weights that a config asks for and that are not there are no random numbers."""
+        folder = self.copied()
+        self.config(folder, num_hidden_layers=5)
+        self.refused(qconv.InputError, "no weights for 'model.layers.4.input_layernorm.weight', .* and [0-9]+ more, which "
+                     "LlamaForCausalLM", folder, skip_digests=True)
+        self.config(folder, num_hidden_layers=4, architectures=["LlamaModel"])
+        with self.assertWarnsRegex(qconv.QconvWarning, "LlamaModel of .* does not use the checkpoint's 'lm_head.weight'"):
+            loaded(folder, skip_digests=True)
 
     def test_versions(self):
         out, _ = form_of("nf4")
