@@ -5,6 +5,7 @@ renames, ties, stacks and checks it like any other, in each version by its own r
 """
 import contextlib
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -28,7 +29,7 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
     with _library.Reader(out) as reader:
         side = {name: side_file(reader, name, skip_digests)
                 for name in ("config.json", "device_map.json", "generation_config.json")}
-        config = config_of(out, side["config.json"], kwargs)
+        config = config_of(out, kwargs)
         kind = class_of(config, out)
         places = Places(out, reader, device_map, side["device_map.json"])
         tensors = read(reader, places, threads, skip_digests)
@@ -54,10 +55,13 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
             _experts.register()
             kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
         kwargs = {k: v for k, v in kwargs.items() if k != "trust_remote_code"}
+        kwargs["ignore_mismatched_sizes"] = True  # here they are an exception that names one
         model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype,
                                            output_loading_info=True, **kwargs)
-        if wrong := info.get("mismatched_keys") or info.get("error_msgs"):
-            raise ValueError(sorted(map(str, wrong))[0])
+        for name, *sizes in sorted(info["mismatched_keys"]):
+            raise ValueError("'%s' is %s in the file and %s in the model" % (name, *map(list, sizes)))
+        if info.get("error_msgs"):
+            raise ValueError(info["error_msgs"][0])
     del state
     swapped = swap(model, backend, dtype, said)
     if apart := sorted(set(weights) - swapped):
@@ -83,11 +87,14 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
 @contextlib.contextmanager
 def taken_as(kind):
     """What transformers makes of a config or of weights that it does not expect, in one sentence."""
+    QuantizedTensor.refused = None
     try:
         yield
     except (errors.Error, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as e:
+        if QuantizedTensor.refused:
+            raise QuantizedTensor.refused from None
         raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
                                 f"{kind.__name__}: {[*str(e).splitlines(), type(e).__name__][0]}") from e
 
@@ -111,17 +118,18 @@ def side_file(reader, name, skip_digests):
     return None if content is None else found
 
 
-def config_of(out, said, kwargs):
-    if said is None:
+def config_of(out, kwargs):
+    if not (out / "config.json").is_file():
         raise errors.InputError(f"{out} has no config.json, so the class of its model is not known")
     more = {k: kwargs[k] for k in ("trust_remote_code",) if k in kwargs}
     try:
         return transformers.AutoConfig.from_pretrained(out, **more)
     except Exception as e:  # also what the checks of huggingface_hub raise, which has no name in every version
+        what = re.search(r'"model_type"\s*:\s*"([^"]*)"', (out / "config.json").read_text(errors="replace"))
         lines = [line.strip() for line in str(e).splitlines()] or [type(e).__name__]
         why = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
         raise errors.InputError(f"transformers {transformers.__version__} does not take the config.json of {out} "
-                                f"(model_type {said.get('model_type')!r}): {why}") from None
+                                f"(model_type {what and what[1]!r}): {why}") from None
 
 
 def class_of(config, out):

@@ -198,7 +198,7 @@ def _blockwise(weight, members, state_ending):
 
 def _by_rows(weight, members):
     codes, scales = _member(weight, members, "weight" if "weight" in members else ""), members["SCB"]
-    if "weight" in members and (codes.ndim, scales.ndim, codes.shape[:1]) != (2, 1, scales.shape):
+    if codes.ndim < 2 or (codes.ndim == 2 and codes.shape[1] > 1 and codes.shape[0] != scales.numel()):  # [n, 1] is flat
         _refuse(weight, f"has codes {list(codes.shape)} and scales {list(scales.shape)}; expected a scale for each row")
     more = {"weight_format": members["weight_format"]} if "weight_format" in members else {}
     for tensor in more.values():

@@ -48,9 +48,18 @@ class QuantizedTensor(torch.Tensor):
     def _like(self, experts, stacked):
         return QuantizedTensor(experts, self.dtype, stacked, self.transposed)
 
+    refused: Optional[errors.Error] = None  # transformers reports only that there was one
+
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        try:
+            return cls._computed(function, args, kwargs or {})
+        except errors.Error as e:
+            QuantizedTensor.refused = e
+            raise
+
+    @classmethod
+    def _computed(cls, function, args, kwargs):
         if function in _SAME:
             return args[0]
         if function is torch.Tensor.__getitem__ and args[1] is Ellipsis:
