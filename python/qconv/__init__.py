@@ -54,6 +54,7 @@ _register()
 
 eval = evaluate
 
+__version__: str  # the program's
 ProgressWish = Union[None, bool, ProgressCallback]
 
 
@@ -156,6 +157,16 @@ def call(command: str, *places: StrPath, progress: ProgressWish = None, **option
     """Runs any command of the program that has --json, such as call("inspect", "model"). The answer's `json` is the
     object that it printed. Raises as the other functions do."""
     return answer(Answer, command, places, options, progress)
+
+
+if not TYPE_CHECKING:
+    def __getattr__(name):
+        if name == "__version__":
+            return version()
+        raise AttributeError("module 'qconv' has no attribute '%s'" % name)
+
+    def __dir__():
+        return [*__all__, "__version__"]
 
 
 def _without(options: Any, name: str, function: str) -> None:

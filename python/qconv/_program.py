@@ -18,7 +18,7 @@ from typing import IO, Any, Callable, List, Mapping, Optional, Sequence, Tuple, 
 
 from ._options import REPEATED
 from .errors import BY_EXIT_CODE, Error, ProgramError, QconvWarning, RunError, UsageError
-from .results import Result
+from .results import Result, Shown
 
 log = logging.getLogger("qconv")
 StrPath = Union[str, "os.PathLike[str]"]
@@ -241,11 +241,23 @@ def ask(kind: Type[R], command: str, typed: Sequence[str], places: Sequence[Opti
         if bars:
             bars.close()
     result = kind.from_json(json.loads(printed)) if printed.strip() else None
+    if isinstance(result, Shown):
+        object.__setattr__(result, "asked", (command, typed, [os.fspath(p) for p in places if p is not None]))
     if code:
         raise failure(code, message, result)
     if result is None:
         raise ProgramError("'%s' printed nothing for 'qconv %s --json'" % (find(), command))
     return result
+
+
+def shown(command: str, typed: Sequence[str], places: Sequence[str]) -> str:
+    """What a command prints for people."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QconvWarning)  # they were said before
+        code, printed, message = run([command, *typed, "--", *places], None)
+    if code:
+        raise failure(code, message, None)
+    return printed.decode("utf-8", "replace").rstrip("\n")
 
 
 def version() -> str:

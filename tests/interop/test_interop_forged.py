@@ -17,7 +17,7 @@ import test_interop_zoo as zoo
 
 import qconv
 from qconv._values import Values
-from qconv.vllm.stored import Output
+from qconv._stored import Output
 
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 FORMS = {

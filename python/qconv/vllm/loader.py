@@ -8,7 +8,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from .. import errors
 from . import NAME, is_output
 from .pieces import handle
-from .stored import Output
+from .._stored import Output
 
 
 def packs(load_config) -> bool:

@@ -4,9 +4,9 @@ from typing import Dict, NamedTuple
 
 import torch
 
-from .. import _library, errors
-from .._cut import cut
-from .._weights import ROLES, TORCH, QuantizedWeight, as_role, dtype_of, groups, part_of, says_how, weights_of
+from . import _library, errors
+from ._cut import cut
+from ._weights import ROLES, TORCH, QuantizedWeight, as_role, dtype_of, groups, part_of, says_how, weights_of
 
 
 class Output:
