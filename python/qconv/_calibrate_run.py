@@ -117,10 +117,6 @@ class Calibration:
         if self.progress:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
 
-    def tell_judging(self, done: int, layers: int) -> None:
-        if self.progress:
-            self.progress(Progress("judging", done, layers, "layers"))
-
     def text(self, most: Optional[int]) -> Text:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
         return Text(self.windows, numbers, self.model.config)
@@ -250,8 +246,9 @@ class Calibration:
                 check_room(self.ahead)
                 if phase != "dry-run":
                     self.work(phase)
-            found = judged(self.mixed, self.door, self.source, self.build, self.stream, self.tell_judging) \
-                if phase == "calibrate" else None
+            found = judged(self.mixed, self.door, self.source, self.build, self.stream,
+                           lambda done, layers: self.progress and self.progress(Progress("judging", done, layers, "layers"))
+                           ) if phase == "calibrate" else None
             self.door.end({"judged": found} if found else {})
             if phase != "weigh":
                 return
@@ -325,7 +322,11 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
                 raise SystemExit(130) from None  # the program has said that
             raise
         if isinstance(program, Shown):
-            code = wait_for(program)
+            try:
+                code = program.process.wait()
+            except KeyboardInterrupt:
+                program.stop()
+                raise
             if code:
                 raise SystemExit(code if code > 0 else 1)
             return None
@@ -341,11 +342,3 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         return result
     finally:
         door.close()
-
-
-def wait_for(program: Shown) -> int:
-    try:
-        return program.process.wait()
-    except KeyboardInterrupt:
-        program.stop()
-        raise

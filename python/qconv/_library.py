@@ -200,11 +200,6 @@ class Device(NamedTuple):
     tensor_bytes: int
 
 
-def _tensor(t: ReaderTensor) -> Tensor:
-    return Tensor(t.name.decode(), t.scheme.decode(), DTYPES[t.dtype], tuple(t.dims[:t.ndim]), t.bytes,
-                  t.shard.decode(), t.index)
-
-
 class _Handle:
     """What the library opened with the function `opens`; close(), or the end of a with block, closes it."""
     closes = ""
@@ -234,8 +229,9 @@ class Reader(_Handle):
         self.folder = Path(folder)
         count = library().qc_reader_device_count(self._handle)
         found = [library().qc_reader_device_at(self._handle, i).contents for i in range(count)]
-        self.devices = [Device(d.name.decode(), [_tensor(d.tensors[i]) for i in range(d.tensor_count)],
-                               d.tensor_bytes) for d in found]
+        self.devices = [Device(d.name.decode(), [
+            Tensor(t.name.decode(), t.scheme.decode(), DTYPES[t.dtype], tuple(t.dims[:t.ndim]), t.bytes, t.shard.decode(), t.index)
+            for t in (d.tensors[i] for i in range(d.tensor_count))], d.tensor_bytes) for d in found]
 
     def load(self, device: int, place: Callable[[int], int], done: Optional[Callable[[int], None]] = None,
              threads: int = 0, skip_digests: bool = False) -> None:

@@ -41,13 +41,14 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         for part in {id(c): c for c in (config, config.get_text_config())}.values():
             part._is_quantized = True  # models with Mamba's layers look for it
     if dtype is None:
-        dtype = getattr(config, "dtype", None) or floats_of(tensors)
+        dtype = getattr(config, "dtype", None) or next(
+            (TORCH[name] for name, _ in tensors.values() if name in ("BF16", "F16")), torch.float32)
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise errors.InputError(f"the dtype of {out} is {dtype!r:.40}; expected one of torch for floats")
     with taken_as(kind):
-        state = state_of(tensors, found, transposed_modules(kind, config), lambda: stack_shapes(kind, config), dtype)
+        state = state_of(tensors, found, kind, config, dtype)
         weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
         del tensors
         if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()) and version() >= (5, 0):
@@ -164,11 +165,6 @@ def quantization_of(config, out):
     return said
 
 
-def floats_of(tensors):
-    """The dtype of the first parameter that is not quantized."""
-    return next((TORCH[name] for name, _ in tensors.values() if name in ("BF16", "F16")), torch.float32)
-
-
 # ---- reading ------------------------------------------------------------------------------------
 
 
@@ -278,23 +274,7 @@ def read(reader, places, threads, skip_digests):
 # ---- the model ----------------------------------------------------------------------------------
 
 
-def transposed_modules(kind, config):
-    """Names of the modules that hold a weight as [in, out], like GPT-2's."""
-    if "Conv1D" not in vars(sys.modules[kind.__module__]):
-        return set()
-    with torch.device("meta"):
-        model = kind(config)
-    prefix = f"{model.base_model_prefix}."
-    names = {name for name, module in model.named_modules() if type(module) is Conv1D}
-    return names | {name[len(prefix):] for name in names if name.startswith(prefix)} | {prefix + n for n in names}
-
-
-def stack_shapes(kind, config):
-    with torch.device("meta"):
-        return {tuple(p.shape) for p in kind(config).parameters() if p.ndim == 3}
-
-
-def state_of(tensors, found, transposed, stack_shapes_of, dtype):
+def state_of(tensors, found, kind, config, dtype):
     """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
     in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
@@ -303,11 +283,18 @@ def state_of(tensors, found, transposed, stack_shapes_of, dtype):
              for weight, members in found.items()}
     stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
               if len(each) > 1 or not weight.endswith(".weight")}
-    turned = bool(stacks) and not set(stacks.values()) <= stack_shapes_of()
+    turned, lie = False, set()  # whether stacks, and which modules, hold weights as [in, out]
+    if stacks or "Conv1D" in vars(sys.modules[kind.__module__]):
+        with torch.device("meta"):
+            model = kind(config)
+        turned = not set(stacks.values()) <= {tuple(p.shape) for p in model.parameters() if p.ndim == 3}
+        prefix = f"{model.base_model_prefix}."
+        names = {name for name, module in model.named_modules() if type(module) is Conv1D}
+        lie = names | {name.removeprefix(prefix) for name in names} | {prefix + name for name in names}
     for weight, each in parts.items():
         stacked = weight in stacks
         state[weight] = QuantizedTensor([[part] for part in each], dtype, stacked,
-                                        turned if stacked else weight.rpartition(".")[0] in transposed)
+                                        turned if stacked else weight.rpartition(".")[0] in lie)
     return state
 
 

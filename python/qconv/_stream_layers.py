@@ -88,17 +88,14 @@ class Call:
         self.static = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.tensors: List[torch.Tensor] = [leaves[i] for i in self.at]
         self.main = self.streams = 0            # the dimension of the batch in hidden states, and what is before it
-        self.batch = self._batch()
-        self.dims = [self._dim(tensor) for tensor in self.tensors]
-
-    def _batch(self) -> int:
         first = next((tensor for tensor in self.tensors if is_float(tensor)), None)
-        if first is None or first.dim() < 3 or not self.stream.batch:
-            return 0
-        if second_is_batch(first, self.stream.batch) and first.dim() == 4:
-            self.main, self.streams = 1, first.shape[0]
-            return int(self.stream.batch)
-        return first.shape[0] if first.shape[0] % self.stream.batch == 0 else 0
+        self.batch = 0
+        if first is not None and first.dim() >= 3 and stream.batch:
+            if second_is_batch(first, stream.batch) and first.dim() == 4:
+                self.main, self.streams, self.batch = 1, first.shape[0], int(stream.batch)
+            elif first.shape[0] % stream.batch == 0:
+                self.batch = first.shape[0]
+        self.dims = [self._dim(tensor) for tensor in self.tensors]
 
     def _dim(self, tensor: torch.Tensor) -> Optional[int]:
         """The dimension in which an argument is cut."""
@@ -194,7 +191,8 @@ class Joined:
             return None
         if self.call.main == 1 and value.dim() == 4 and (value.shape[0], value.shape[1]) == (self.call.streams, rows):
             return 1
-        alone = value.shape[0] == 1 and self.call.batch > 1 and not is_hidden(value)
+        # One row is what all rows share, such as a bias of positions [1, heads, tokens, tokens].
+        alone = value.shape[0] == 1 and self.call.batch > 1 and value.dim() > 3
         return None if value.shape[0] % rows or not value.shape[0] or alone else 0
 
     def _room(self, value: Any, dim: Optional[int]) -> Any:
@@ -206,11 +204,6 @@ class Joined:
 
     def _kept(self, value: Any) -> Any:
         return value.to(self.home) if isinstance(value, torch.Tensor) else value
-
-
-def is_hidden(value: torch.Tensor) -> bool:
-    """Can it be hidden states, [rows, tokens, width]? Not a bias of positions [1, heads, tokens, tokens]."""
-    return value.dim() <= 3
 
 
 class Layer(torch.autograd.Function):

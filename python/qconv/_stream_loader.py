@@ -110,30 +110,36 @@ class Loader:
         self.found: Dict[str, Group] = {}       # by every parameter and buffer that is made of it
         self._numbers: Dict[Any, Any] = {}
         unexpected = []
-        for group in self._groups():
+        groups: Dict[str, Group] = {}
+        for name, target, pattern, converter in self._renamed():
+            group = groups.setdefault(target, Group(target, [], converter, {}))
+            if group.converter is not None or not group.tensors:
+                group.tensors.append((name, pattern))
+        for group in groups.values():
             if group.first not in self.state:
                 unexpected += [name for name, _ in group.tensors]
                 continue
-            group.shapes = {name: tuple(value.shape) for name, value in self._convert(group, self._on_meta).items()}
+            shaped = self._convert(group, lambda name, dtype: torch.empty(source.shape(name), dtype=dtype, device="meta"))
+            group.shapes = {name: tuple(value.shape) for name, value in shaped.items()}
             for name in group.shapes:
                 self.found[name] = group
         self._check(unexpected)
 
     # ---- names --------------------------------------------------------------------------------------------------
 
-    def _groups(self) -> List[Group]:
-        groups: Dict[str, Group] = {}
-        for name, target, pattern, converter in self._renamed():
-            group = groups.setdefault(target, Group(target, [], converter, {}))
-            if group.converter is not None or not group.tensors:
-                group.tensors.append((name, pattern))
-        return list(groups.values())
-
     def _renamed(self) -> Iterable[Tuple[str, str, Optional[str], Any]]:
         """(checkpoint tensor, first parameter it goes to, pattern, converter) in transformers' order."""
         model, prefix = self.model, self.model.base_model_prefix
         if int(transformers.__version__.split(".")[0]) < 5:
-            yield from ((name, target, None, None) for name, target in self._renamed_by_4().items())
+            names, dot = list(self.source.names), prefix + "."
+            expects = bool(prefix) and any(name.startswith(dot) for name in self.state)
+            inside = bool(prefix) and any(name.startswith(dot) for name in names)
+            renamed = model._get_key_renaming_mapping(
+                names, getattr(model, "_checkpoint_conversion_mapping", None) or None,
+                loading_base_model_from_task_state_dict=inside and not hasattr(model, prefix) and not expects,
+                loading_task_model_from_base_state_dict=expects and not inside and hasattr(model, prefix)
+                and not any(name in self.state for name in names))
+            yield from ((name, target, None, None) for name, target in dict(renamed).items())
             return
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (WeightConverter, WeightRenaming, dot_natural_key,
@@ -147,17 +153,6 @@ class Loader:
             if target not in self.state and name in self.state:
                 target, pattern = rename_source_key(name, [], [], prefix, self.state)
             yield name, target, pattern, None if pattern is None else by_pattern[pattern]
-
-    def _renamed_by_4(self) -> Dict[str, str]:
-        model, names, prefix = self.model, list(self.source.names), self.model.base_model_prefix
-        dot = prefix + "."
-        expects = bool(prefix) and any(name.startswith(dot) for name in self.state)
-        inside = bool(prefix) and any(name.startswith(dot) for name in names)
-        return dict(model._get_key_renaming_mapping(
-            names, getattr(model, "_checkpoint_conversion_mapping", None) or None,
-            loading_base_model_from_task_state_dict=inside and not hasattr(model, prefix) and not expects,
-            loading_task_model_from_base_state_dict=expects and not inside and hasattr(model, prefix)
-            and not any(name in self.state for name in names)))
 
     def _check(self, unexpected: List[str]) -> None:
         """Raises InputError where weights are missing, left over, or of another shape."""
@@ -176,9 +171,6 @@ class Loader:
         return next((one for one in (name, *self.alias.get(name, ())) if one in self.found), None)
 
     # ---- values -------------------------------------------------------------------------------------------------
-
-    def _on_meta(self, name: str, dtype: Optional[torch.dtype]) -> torch.Tensor:
-        return torch.empty(self.source.shape(name), dtype=dtype, device="meta")
 
     def _convert(self, group: Group, value: Value) -> Dict[str, torch.Tensor]:
         """What transformers makes of a group whose tensors value(name, dtype) gives, by state dict name."""

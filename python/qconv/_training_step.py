@@ -3,7 +3,7 @@ optimizer's states, so that everything the estimate counts is there at its peak.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Callable, List
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._program import answer
 from .errors import DeviceError, InputError, RunError
@@ -83,7 +83,13 @@ def _model(transformers: Any, torch: Any, model: str, has_weights: bool, s: Sett
 def _update(torch: Any, s: Setting, parameter: Any) -> Callable[[], None]:
     """The optimizer's step for one parameter. One in 16 bits has a float32 copy, which small steps are added to."""
     master = parameter if parameter.element_size() == 4 else parameter.detach().float().requires_grad_()
-    optimizer = _optimizer(torch, s.optimizer, [master])
+    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+    if s.optimizer == "adam8bit":
+        optimizer = importlib.import_module("bitsandbytes").optim.Adam8bit([master], lr=1e-4)
+    elif s.optimizer in kinds:
+        optimizer = kinds[s.optimizer]([master], lr=1e-4)
+    else:
+        optimizer = torch.optim.SGD([master], lr=1e-4, momentum=0.9)
 
     def update() -> None:
         if parameter.grad is None:
@@ -97,10 +103,3 @@ def _update(torch: Any, s: Setting, parameter: Any) -> Callable[[], None]:
             with torch.no_grad():
                 parameter.copy_(master)
     return update
-
-
-def _optimizer(torch: Any, name: str, parameters: List[Any]) -> Any:
-    if name == "adam8bit":
-        return importlib.import_module("bitsandbytes").optim.Adam8bit(parameters, lr=1e-4)
-    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
-    return kinds[name](parameters, lr=1e-4) if name in kinds else torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)

@@ -84,7 +84,13 @@ class _Folder:
                            not matches(n, LEFT) and not matches(n, TRAINERS)]
         else:
             raise InputError("%s does not exist" % source)
-        self.tied = self.says_tied()
+        try:  # only an explicit statement counts: an extra head does no harm, while a missing one does
+            with open(os.path.join(self.folder, "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            says = config.get("tie_word_embeddings")
+            self.tied = bool((config.get("text_config") or {}).get("tie_word_embeddings") if says is None else says)
+        except (OSError, ValueError, AttributeError):
+            self.tied = False
         self.written: List[Dict[str, Any]] = []
         self.shared: List[Dict[str, Any]] = []
         self.left_out: List[Dict[str, Any]] = []
@@ -135,16 +141,6 @@ class _Folder:
             raise InputError("%s: %d of the %d files that it names are missing: %s; download them, too" % (
                 path, len(missing), len(files), quoted(missing)))
         return files
-
-    def says_tied(self) -> bool:
-        """Only an explicit statement counts: an extra head does no harm, while a missing one does."""
-        try:
-            with open(os.path.join(self.folder, "config.json"), encoding="utf-8") as f:
-                config = json.load(f)
-            says = config.get("tie_word_embeddings")
-            return bool((config.get("text_config") or {}).get("tie_word_embeddings") if says is None else says)
-        except (OSError, ValueError, AttributeError):
-            return False
 
     # ---- one file ----
 
@@ -237,18 +233,6 @@ class _Folder:
             raise InputError("%s: its %d tensors share their bytes: expected at most %d times the file's %d bytes, "
                              "found %d" % (path, len(state), SHARED_MOST, size, needed))
 
-    def own_bytes(self, state: Dict[str, Any]) -> Dict[str, Any]:
-        """Each tensor contiguous, in storage that no other one has and that is not larger than it is."""
-        used: Dict[int, int] = {}
-        for t in state.values():
-            used[t.untyped_storage().data_ptr()] = used.get(t.untyped_storage().data_ptr(), 0) + 1
-        for key, t in state.items():
-            storage = t.untyped_storage()
-            alone = used[storage.data_ptr()] == 1 and storage.nbytes() == t.numel() * t.element_size()
-            t = t.resolve_conj().resolve_neg()
-            state[key] = t if alone and t.is_contiguous() else t.contiguous().clone()
-        return state
-
     def write_file(self, name: str, folder: str) -> None:
         state = self.state_of(name, self.load(name))
         for key in state:
@@ -260,7 +244,15 @@ class _Folder:
             raise InputError("%s: %d tensors of the index are not in '%s': %s" % (
                 self.source, len(lost), name, quoted(lost)))
         self.check(name, state)
-        state = self.own_bytes(self.share(state))
+        state = self.share(state)
+        used: Dict[int, int] = {}  # names of each storage
+        for t in state.values():
+            used[t.untyped_storage().data_ptr()] = used.get(t.untyped_storage().data_ptr(), 0) + 1
+        for key, t in state.items():  # each contiguous, in storage of its own that is not larger than it is
+            storage = t.untyped_storage()
+            alone = used[storage.data_ptr()] == 1 and storage.nbytes() == t.numel() * t.element_size()
+            t = t.resolve_conj().resolve_neg()
+            state[key] = t if alone and t.is_contiguous() else t.contiguous().clone()
         self.places.update((key, len(self.written)) for key in state)
         size = sum(t.numel() * t.element_size() for t in state.values())
         part = os.path.join(folder, "%05d.safetensors" % len(self.written))

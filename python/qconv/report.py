@@ -454,36 +454,7 @@ def made_of(f: Json) -> str:
         "qconv report OUT --against MODEL --eval eval.json --validate validate.json --html report.html</pre>\n"
 
 
-def output_page(f: Json, out: Output, eval_file: Optional[StrPath] = None) -> str:
-    """The page of an output."""
-    products = section("speed", "Products and their speed") + validation_of(f["validation"]) if f["validation"] else ""
-    return document("qconv report: " + out.path, head_of(f, out) + size_of(f, out) + memory_of(f, out) + error_of(f) +
-                    layers_of(f) + worst_of(f) + outputs_of(f) + codes_of(f, out) + left_of(f) + eval_of(f, eval_file) +
-                    products + made_of(f))
-
-
 # ---- the command --------------------------------------------------------------------------------------------------
-
-def is_answer(path: StrPath) -> bool:
-    """Whether it is a file of JSON and no output."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(1) == b"{"
-    except OSError:
-        return False
-
-
-def page_of(path: StrPath) -> Tuple[Json, str]:
-    """What `plan`, `validate` or `plan-training` wrote with --json, and its page."""
-    value = read_answer(path, ["plan", "validate", "plan-training"])
-    try:
-        if value["command"] == "validate":
-            return value, validation_page(value)
-        return value, training_page(value) if "settings" in value else plan_page(value)
-    except UNEXPECTED as error:
-        raise InputError("%s: a member of the answer is missing or is not what 'qconv %s --json' writes: %s %s" % (
-            os.fspath(path), value["command"], type(error).__name__, error)) from None
-
 
 def check_target(target: str, read: Sequence[Optional[StrPath]]) -> None:
     """Refuses a page that would take the place of a folder, a device, or a file that is read. Of what lies in OUT and
@@ -517,17 +488,33 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
     if html is not None:
         check_target(os.fspath(html), [path, against, text, eval, validate, options.get("tokenizer"), *lora])
     trouble = ""
-    if is_answer(path):
+    try:
+        with open(path, "rb") as f:
+            is_answer = f.read(1) == b"{"
+    except OSError:  # a folder, among others
+        is_answer = False
+    if is_answer:
         if against or text or eval or validate:
             raise UsageError("%s is an answer of qconv, and its page takes nothing else" % os.fspath(path))
-        found, page = page_of(path)
+        found = read_answer(path, ["plan", "validate", "plan-training"])
+        draws = validation_page if found["command"] == "validate" else training_page if "settings" in found else plan_page
+        try:
+            page = draws(found)
+        except UNEXPECTED as error:
+            raise InputError("%s: a member of the answer is missing or is not what 'qconv %s --json' writes: %s %s" % (
+                os.fspath(path), found["command"], type(error).__name__, error)) from None
     else:
         if text and eval:
             raise UsageError("text and eval do not go together: a file of eval has its own text")
         found, out = facts(path, against, lora=lora, text=text, eval_file=eval, validate_file=validate,
                            progress=progress, **options)
         try:
-            page, trouble = output_page(found, out, eval), out.trouble
+            speed = section("speed", "Products and their speed") + validation_of(found["validation"]) \
+                if found["validation"] else ""
+            page, trouble = document("qconv report: " + out.path, "".join((
+                head_of(found, out), size_of(found, out), memory_of(found, out), error_of(found), layers_of(found),
+                worst_of(found), outputs_of(found), codes_of(found, out), left_of(found), eval_of(found, eval), speed,
+                made_of(found)))), out.trouble
         except UNEXPECTED as error:
             given = [os.fspath(x) for x in (eval, validate) if x]
             if not given:
