@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from ._calibrate_door import Door, Weight, place_of
 from ._calibrate_experts import Call, Expert, Found, Given, Intercepted, Reached, Sent, flat, states_of
@@ -56,7 +55,7 @@ class Targets:
 
     def found(self, name: str, across: Optional[bool] = None) -> List[Target]:
         out = []
-        held = default_across(self.loader, name) if across is None else across
+        held = self.loader.held_across(name) if across is None else across
         for o in self.loader.origin(name, held):
             for weight, first, end in self.places.get((o.tensor, o.matrix), ()):
                 if isinstance(o.at, slice):
@@ -149,11 +148,6 @@ def source_of(model: torch.nn.Module, folder: str, experts: Optional[str]) -> Va
             source.close()
             return alone
     return source
-
-
-def default_across(loader: Any, name: str) -> bool:
-    module = loader.owner(name)[0]
-    return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
 
 
 @dataclass

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -20,7 +19,7 @@ from ._calibrate_judge import judged
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets, source_of
 from ._calibrate_moments import Gradients
 from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
-from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, log
 from .errors import InputError
 from .evaluate import devices_of
 from .results import Conversion, DryRun
@@ -271,23 +270,6 @@ class Calibration:
                 gradients.close()
 
 
-class Shown:
-    """The program with this process's own output and messages."""
-
-    def __init__(self, argv: Sequence[str], inherited: Sequence[int]) -> None:
-        path = find()
-        try:
-            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, pass_fds=inherited,
-                                            start_new_session=True)
-        except OSError as error:
-            raise start_failure(path, error) from None
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
-
-
 def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
                progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
     """The work of qconv.calibrate. shown: the program prints, and None is returned."""
@@ -306,7 +288,7 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
                 *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
                 "--", *(os.fspath(p) for p in (model, out) if p is not None)]
-        program = (Shown if shown else Run)(argv, [door.theirs.fileno()])
+        program = Run(argv, [door.theirs.fileno()], shown)
         door.started()
         try:
             door.say(job.hello())
@@ -315,15 +297,15 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         except Closed:
             pass
         except BaseException as error:
-            if isinstance(program, Shown) and not isinstance(error, KeyboardInterrupt):
+            if shown and not isinstance(error, KeyboardInterrupt):
                 program.process.kill()  # or it would say that it was interrupted
             program.stop()
             if shown and isinstance(error, KeyboardInterrupt):
                 raise SystemExit(130) from None  # the program has said that
             raise
-        if isinstance(program, Shown):
+        if shown:
             try:
-                code = program.process.wait()
+                code = program.join()
             except KeyboardInterrupt:
                 program.stop()
                 raise

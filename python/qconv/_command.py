@@ -41,15 +41,6 @@ def warnings_said(quiet: bool = False) -> Iterator[None]:
         yield
 
 
-def takes_pipeline(argv: Sequence[str]) -> bool:
-    """Does a command line name a pipeline as its MODEL or OUT?"""
-    if not any(os.path.isfile(os.path.join(word, "model_index.json")) for word in argv[1:]):
-        return False
-    from ._pipeline import is_pipeline, split
-    places = split(argv)[1]
-    return bool(places) and is_pipeline(places[0])
-
-
 def wanted(argv: Sequence[str]) -> Optional[List[str]]:
     """The command of the package that `argv` names, with its arguments; None for all that the program does."""
     if argv and argv[0] in MODULES:
@@ -60,7 +51,10 @@ def wanted(argv: Sequence[str]) -> Optional[List[str]]:
     command = named if named in OF_PIPELINES else "convert" if named.startswith("-") or os.path.isdir(named) else None
     if command and not {"--help", "-h"} & set(argv):
         whole = [command, *(argv if named != command else argv[1:])]
-        return whole if takes_pipeline(whole) else None
+        if any(os.path.isfile(os.path.join(word, "model_index.json")) for word in whole[1:]):
+            from ._pipeline import is_pipeline, split
+            places = split(whole)[1]
+            return whole if places and is_pipeline(places[0]) else None
     return None
 
 

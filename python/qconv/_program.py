@@ -129,23 +129,22 @@ class Bars:
 
 class Run:
     """One run of the program. Its own process group keeps Ctrl-C of a terminal from it: this process
-    passes it on once, because the second one would end the program at once."""
+    passes it on once, because the second one would end the program at once. shown: its output is this process's."""
 
-    def __init__(self, argv: Sequence[str], inherited: Sequence[int] = ()) -> None:
-        path = find()
+    def __init__(self, argv: Sequence[str], inherited: Sequence[int] = (), shown: bool = False) -> None:
+        path, pipe = find(), None if shown else subprocess.PIPE
         try:
-            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.PIPE, start_new_session=True, pass_fds=inherited)
+            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+                                            start_new_session=True, pass_fds=inherited)
         except OSError as error:
             raise start_failure(path, error) from None
         self.printed = b""
         self.message = ""
-        self.said_all = False
+        self.said_all = shown
         self.lines: "queue.SimpleQueue[Optional[str]]" = queue.SimpleQueue()
         out, err = self.process.stdout, self.process.stderr
-        assert out and err
-        self.threads = [threading.Thread(target=self.take_output, args=(out,), daemon=True),
-                        threading.Thread(target=self.take_lines, args=(err,), daemon=True)]
+        self.threads = [threading.Thread(target=take, args=(file,), daemon=True)
+                        for take, file in ((self.take_output, out), (self.take_lines, err)) if file]
         for thread in self.threads:
             thread.start()
 

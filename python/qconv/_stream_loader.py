@@ -244,6 +244,11 @@ class Loader:
 
     # ---- where a parameter comes from ---------------------------------------------------------------------------
 
+    def held_across(self, name: str) -> bool:
+        """Whether the parameter holds its matrices [inputs, outputs], as far as its module says."""
+        module = self.owner(name)[0]
+        return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
+
     def origin(self, name: str, across: Optional[bool] = None) -> List[Origin]:
         """The checkpoint matrices that the parameter `name` (2 or 3 dimensions) is made of.
 
@@ -255,9 +260,7 @@ class Loader:
         key = self._key(name)
         if key is None or self.meta[name].dim() not in (2, 3):
             return []
-        if across is None:
-            module = self.owner(name)[0]
-            across = isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
+        across = self.held_across(name) if across is None else across
         group = self.found[key]
         tensors = [tensor for tensor, _ in group.tensors]
         if group.converter is None:
