@@ -71,7 +71,6 @@ class Plan:
                     parts={n: {"operations": p.operations, "seconds": p.seconds} for n, p in self.parts.items()})
 
     def line(self) -> str:
-        """One line, before the work."""
         back = ", {:,} of them backwards".format(self.gradient_tokens) if self.gradient_tokens else ""
         card = "".join(", %s of %s's" % (size(taken), device) for device, taken in self.cards.items())
         return ("calibrating {} weights with {:,} tokens ({} windows of up to {:,}){}: this takes about {} here ({:.2g} "
@@ -80,7 +79,6 @@ class Plan:
                     size(self.host), card, size(self.store + self.files)))
 
     def table(self) -> List[str]:
-        """Lines of a dry run."""
         out = ["%d layers, %d weights in %d sets that have one input" % (self.layers, self.weights, self.sets)]
         out += ["%s: %.2g operations, about %s" % (name, part.operations, duration(part.seconds))
                 for name, part in self.parts.items()]

@@ -137,7 +137,6 @@ def find_library(name: str = "libqconv.so", variable: str = "QCONV_LIBRARY") -> 
 
 
 def opened(path: Path, functions: dict) -> c.CDLL:
-    """A library with the types of its functions."""
     try:
         found = c.CDLL(str(path))
         for name, (result, arguments) in functions.items():

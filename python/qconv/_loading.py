@@ -150,7 +150,6 @@ def class_of(config, out):
 
 
 def quantization_of(config, out):
-    """quantization_config as a dict, or None."""
     said = getattr(config, "quantization_config", None)
     if said is None:
         return None

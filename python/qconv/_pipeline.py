@@ -183,7 +183,6 @@ class Output:
         write_text(os.path.join(self.folder, RECORD), json.dumps(text, indent=2) + "\n")
 
     def fill(self, source: str, made_as: Dict[str, Any], digests: Mapping[str, str], copies: Mapping[str, str]) -> None:
-        """Copies what is not here yet."""
         for path, origin in copies.items():
             if path not in self.files or not os.path.isfile(os.path.join(self.folder, path)):
                 copy(os.path.join(source, origin), os.path.join(self.folder, path))
@@ -222,7 +221,6 @@ class Walk:
         self.parts: Dict[str, Result] = {}
 
     def part(self, kind: Type[Result], name: str) -> None:
-        """The command for one part."""
         places = [os.path.join(p, name) for p in self.places]
         typed = [t for t in self.typed if not t.startswith("--against=")]
         if "against" in self.given:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import IO, Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import IO, Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from ._options import REPEATED
 from .errors import BY_EXIT_CODE, Error, ProgramError, QconvWarning, RunError, UsageError
@@ -66,7 +67,6 @@ def start_failure(path: str, error: OSError) -> ProgramError:
 
 
 def text_of(value: object) -> str:
-    """A value as it is typed."""
     if isinstance(value, (list, tuple)):
         return ",".join(text_of(v) for v in value)
     if isinstance(value, float):
@@ -125,6 +125,17 @@ class Bars:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+@contextmanager
+def listening(progress: Union[None, bool, ProgressCallback]) -> Iterator[Optional[ProgressCallback]]:
+    """Who hears of progress: the caller's function, or for True a bar."""
+    bars = Bars() if progress is True else None
+    try:
+        yield bars or (progress if callable(progress) else None)
+    finally:
+        if bars:
+            bars.close()
 
 
 class Run:
@@ -228,17 +239,10 @@ def answer(kind: Type[R], command: str, places: Sequence[Optional[StrPath]], opt
 def ask(kind: Type[R], command: str, typed: Sequence[str], places: Sequence[Optional[StrPath]],
         progress: Union[None, bool, ProgressCallback] = None) -> R:
     """The same with options as they are typed."""
-    bars = Bars() if progress is True else None
-    listener = bars or (progress if callable(progress) else None)
-    argv = [command, *typed, "--json"]
-    if listener:
-        argv.append("--progress=json")
-    argv += ["--", *(os.fspath(p) for p in places if p is not None)]
-    try:
+    with listening(progress) as listener:
+        argv = [command, *typed, "--json", *(["--progress=json"] if listener else []), "--",
+                *(os.fspath(p) for p in places if p is not None)]
         code, printed, message = run(argv, listener)
-    finally:
-        if bars:
-            bars.close()
     result = kind.from_json(json.loads(printed)) if printed.strip() else None
     if isinstance(result, Shown):
         object.__setattr__(result, "asked", (command, typed, [os.fspath(p) for p in places if p is not None]))
@@ -250,7 +254,6 @@ def ask(kind: Type[R], command: str, typed: Sequence[str], places: Sequence[Opti
 
 
 def shown(command: str, typed: Sequence[str], places: Sequence[str]) -> str:
-    """What a command prints for people."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QconvWarning)  # they were said before
         code, printed, message = run([command, *typed, "--", *places], None)

@@ -69,7 +69,6 @@ def expected_shares(scheme: str, n: int) -> List[float]:
 
 
 def entropy(counts: Sequence[int]) -> float:
-    """The bits that a code carries."""
     total = sum(counts) or 1
     return max(0.0, -sum(c / total * math.log2(c / total) for c in counts if c))
 
@@ -143,7 +142,6 @@ def ask(command: str, places: Sequence[StrPath], options: Mapping[str, Any], pro
 
 
 def product(dims: Iterable[int]) -> int:
-    """The elements of a shape."""
     return math.prod(dims)
 
 

@@ -58,7 +58,6 @@ def outermost(members: List[Tuple[str, nn.Module]], is_layer: Callable[[nn.Modul
 
 
 def is_float(value: Any) -> bool:
-    """Is it a tensor of floating-point numbers?"""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
@@ -108,7 +107,6 @@ class Call:
         return 0 if rows == self.stream.batch or rows and rows % self.batch == 0 else None
 
     def pieces(self) -> List[slice]:
-        """The slices the call is computed in."""
         if not self.batch:
             return [WHOLE]
         step = self.stream.rows * max(self.batch // self.stream.batch, 1)

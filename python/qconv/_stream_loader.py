@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from .errors import InputError, QconvWarning
+from .errors import InputError, QconvWarning, listed
 
 Device = Union[str, torch.device]
 Value = Callable[[str, Optional[torch.dtype]], torch.Tensor]
@@ -219,13 +219,11 @@ class Loader:
                     self.put(name, tensor)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Puts the parameters among these back on meta."""
         for name in names:
             if name in self.meta:
                 self.put(name, self.meta[name])
 
     def get(self, name: str) -> torch.Tensor:
-        """The parameter or buffer as it is now."""
         module, leaf = self.owner(name)
         return getattr(module, leaf)
 
@@ -235,7 +233,6 @@ class Loader:
         return self.model.get_submodule(path), leaf
 
     def put(self, name: str, value: torch.Tensor) -> None:
-        """Holds `value` as this parameter or buffer."""
         module, leaf = self.owner(name)
         if leaf in module._parameters:
             module._parameters[leaf] = value
@@ -335,9 +332,3 @@ class Numbers:
         """Is every row 0, 1, 2 ...?"""
         line = torch.arange(self.inputs, dtype=self.columns.dtype)
         return self.same_in_column[part] and torch.equal(self.columns[part], line)
-
-
-def listed(names: List[str]) -> str:
-    """The first few of these names, and how many more there are."""
-    more = " and %d more" % (len(names) - 3) if len(names) > 3 else ""
-    return ", ".join("'%s'" % name for name in names[:3]) + more

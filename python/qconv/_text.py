@@ -69,7 +69,6 @@ class Windows:
         return int(self.ids.shape[1])
 
     def of(self, numbers: Sequence[int]) -> "Windows":
-        """These of them alone."""
         return replace(self, ids=self.ids[list(numbers)], lengths=[self.lengths[n] for n in numbers],
                        sequences=[self.sequences[n] for n in numbers])
 
@@ -135,7 +134,6 @@ def _padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _integers(config: Any) -> Iterable[int]:
-    """All whole numbers of a config and its parts."""
     values: List[Any] = [config.to_dict()]
     while values:
         value = values.pop()
@@ -232,7 +230,6 @@ def context_of(config: Any, asked: Optional[int]) -> int:
 
 
 def content_of(text: StrPath) -> bytes:
-    """The bytes of a text."""
     if os.fspath(text) == DEFAULT:
         return lzma.decompress((Path(__file__).parent / "calibration_text.xz").read_bytes())
     try:

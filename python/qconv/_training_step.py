@@ -38,7 +38,6 @@ def measure(model: str, has_weights: bool, s: Setting, tokens: int) -> Json:
 
 
 def _free_bytes() -> int:
-    """Of the first GPU, as its driver counts them."""
     gpus = answer(Hardware, "hardware", [], {}).json["gpus"]
     return int(gpus[0]["free_bytes"]) if gpus else 0
 

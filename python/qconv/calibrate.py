@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline, split
-from ._program import Bars, Progress, ProgressCallback, StrPath, arguments
+from ._program import Progress, ProgressCallback, StrPath, arguments, listening
 from .errors import UsageError
 from .results import Conversion, DryRun
 
@@ -70,12 +70,8 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
     own = {"text": text, "tokens": calibration_tokens, "context": calibration_context, "tokenizer": tokenizer,
            "inputs": inputs, "mix": mix, "sided": sided, "device": device, "trust_remote_code": trust_remote_code}
     typed = arguments(dict(options, damping=damping, dry_run=dry_run))
-    bars = Bars() if progress is True else None
-    try:
-        result = started(typed, model, out, own, bars or (progress if callable(progress) else None), False)
-    finally:
-        if bars:
-            bars.close()
+    with listening(progress) as listener:
+        result = started(typed, model, out, own, listener, False)
     assert result is not None
     return result
 

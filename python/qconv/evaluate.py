@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from ._command import Parser, warnings_said
-from ._program import Bars, Progress, ProgressCallback, StrPath
+from ._command import Parser, warnings_said, whole
+from ._program import Progress, ProgressCallback, StrPath, listening
 from .errors import CheckError, DeviceError, InputError, UsageError
 from .results import Evaluation
 
@@ -63,17 +63,15 @@ def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, 
             raise UsageError("--%s is %d; expected at least %d" % (name, given, least))
     from . import _stream_needs
     _stream_needs.check()
-    bars = Bars() if progress is True else None
-    run = _Evaluation(out, against, bars or (progress if callable(progress) else None), dtype, trust_remote_code,
-                      [lora] if isinstance(lora, (str, os.PathLike)) else lora)
-    try:
-        run.open(text, tokenizer, inputs, context, max_tokens, device, threads)
-        run.check_limits(max_kl, max_distance)
-        result = run.result({} if dry_run else run.figures())
-    finally:
-        run.close()
-        if bars:
-            bars.close()
+    with listening(progress) as listener:
+        run = _Evaluation(out, against, listener, dtype, trust_remote_code,
+                          [lora] if isinstance(lora, (str, os.PathLike)) else lora)
+        try:
+            run.open(text, tokenizer, inputs, context, max_tokens, device, threads)
+            run.check_limits(max_kl, max_distance)
+            result = run.result({} if dry_run else run.figures())
+        finally:
+            run.close()
     run.judge(result, max_kl, max_distance)
     return result
 
@@ -250,7 +248,6 @@ def devices_of(asked: str) -> Tuple[str, ...]:
 
 
 def _adapter(text: str) -> Union[str, Tuple[str, float]]:
-    """ADAPTER, or ADAPTER:SCALE."""
     path, colon, scale = text.rpartition(":")
     try:
         return (path, float(scale)) if colon and path else text
@@ -340,7 +337,6 @@ def _quantile(ordered: torch.Tensor, q: float) -> float:
 
 
 def lines(r: Evaluation) -> List[str]:
-    """The result for people."""
     what = "%s (%s)" % (r.path, r.model_type) + (" against %s" % r.against if r.against else "")
     encoder = r.distance_mean is not None
     head = "  %d tokens (%s), %d window%s of at most %d%s; %s, %.1f s" % (
@@ -403,14 +399,8 @@ def main(argv: Sequence[str]) -> None:
     given = vars(parser.parse_args(list(argv)))
     as_json, quiet = given.pop("json"), given.pop("quiet")
     shown = not quiet and sys.stderr.isatty()
-    failed: Optional[CheckError] = None
     with warnings_said(quiet):
-        try:
-            result = evaluate(given.pop("out"), progress=shown, **given)
-        except CheckError as error:
-            if not isinstance(error.result, Evaluation):
-                raise
-            failed, result = error, error.result
+        result, failed = whole(Evaluation, lambda: evaluate(given.pop("out"), progress=shown, **given))
     if as_json:
         print(json.dumps(result.json))
     elif not quiet:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ._command import Parser
 from ._folders import check_links, check_outside, copy, files_below, staged, write_text
 from ._program import StrPath
-from .errors import InputError, RunError
+from .errors import InputError, RunError, listed
 from .results import TorchFiles
 
 # How the names of weight files begin, and what the new files are called; the first that is there is read.
@@ -53,12 +53,6 @@ def from_torch(model: StrPath, out: StrPath) -> TorchFiles:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(os.path.basename(name), pattern) for pattern in patterns)
-
-
-def quoted(names: Sequence[str]) -> str:
-    """The first few names in quotes, then how many more."""
-    shown = ", ".join("'%s'" % name for name in names[:5])
-    return shown + (" and %d more" % (len(names) - 5) if len(names) > 5 else "")
 
 
 def is_weights(name: str) -> bool:
@@ -107,7 +101,7 @@ class _Folder:
         """The files that hold the weights, in order. An index decides; the names of shards are never interpreted."""
         safetensors = [n for n in names if n.endswith(".safetensors") and not n.startswith("adapter_model")]
         if safetensors:
-            raise InputError("%s has safetensors already, which qconv reads: %s" % (self.source, quoted(safetensors)))
+            raise InputError("%s has safetensors already, which qconv reads: %s" % (self.source, listed(safetensors, 5)))
         for stem in STEMS:
             for index in (stem + ".bin.index.json", *fnmatch.filter(names, stem + ".bin.index.*.json")):
                 if index in names:
@@ -119,7 +113,7 @@ class _Folder:
         weights = [n for n in names if is_weights(n)]
         if len(weights) > 1:
             raise InputError("%s has %d files of torch.save, but no index that says what belongs together: %s; give "
-                             "one of them" % (self.source, len(weights), quoted(weights)))
+                             "one of them" % (self.source, len(weights), listed(weights, 5)))
         if not weights:
             raise InputError("%s has no weights of torch.save (.bin, .pt, .pth or .ckpt)" % self.source)
         self.name_after(weights[0])
@@ -139,7 +133,7 @@ class _Folder:
         missing = [file for file in files if not os.path.isfile(os.path.join(self.folder, file))]
         if missing:
             raise InputError("%s: %d of the %d files that it names are missing: %s; download them, too" % (
-                path, len(missing), len(files), quoted(missing)))
+                path, len(missing), len(files), listed(missing, 5)))
         return files
 
     # ---- one file ----
@@ -242,7 +236,7 @@ class _Folder:
         lost = [key for key, file in self.index.items() if file == name and key not in state]
         if lost:
             raise InputError("%s: %d tensors of the index are not in '%s': %s" % (
-                self.source, len(lost), name, quoted(lost)))
+                self.source, len(lost), name, listed(lost, 5)))
         self.check(name, state)
         state = self.share(state)
         used: Dict[int, int] = {}  # names of each storage
@@ -289,16 +283,15 @@ class _Folder:
 
 
 def summary(done: TorchFiles) -> str:
-    """The answer in words."""
     lines = ["written   %s: %d tensors, %d bytes" % (f["name"], f["tensors"], f["bytes"]) for f in done.files]
-    lines += ["copied    %s" % quoted(done.copied)] if done.copied else []
+    lines += ["copied    %s" % listed(done.copied, 5)] if done.copied else []
     for s in done.shared:
         lines.append("shared    '%s' is '%s' under another name; it is %s" % (
             s["name"], s["same_as"], "written once more" if s["written"] else
             "left out, as tie_word_embeddings has it"))
     if done.left_out:
         lines.append("left out  %d entries that are no tensors of the model: %s" % (
-            len(done.left_out), quoted([e["entry"] for e in done.left_out])))
+            len(done.left_out), listed([e["entry"] for e in done.left_out], 5)))
     return "\n".join(lines)
 
 

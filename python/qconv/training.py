@@ -381,7 +381,6 @@ def _json(plan: Plan, m: Model, found: Found) -> Json:
 
 
 def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
-    """The answer for people."""
     rows = [["setting", "weights", "gradients", "optimizer", "activations", "workspace", "total", "batch",
              "accumulated"]]
     for s in p.settings:
@@ -464,7 +463,6 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The command plan-training."""
     asked = vars(_parser().parse_args(argv))
     model, as_json, quiet, apply, profile = (asked.pop(name) for name in ("model", "json", "quiet", "apply", "profile"))
     wish = _wish(**{name: asked.pop(name) for name in ASKED})
