@@ -354,14 +354,10 @@ class Layers:
         with torch.no_grad(), found.watching(), Catch(ids, before) as seeing:
             call.run(piece)
         self.targets.settle(seeing.across)
-        return self.in_order(list(order.values()), found, set(ids.values()))
-
-    @staticmethod
-    def in_order(order: List[List[str]], found: Found, names: Set[str]) -> List[Stop]:
-        """Sets within experts become those of all experts alike, also of those that the traced slice did not reach."""
-        out: List[Stop] = []
+        # Sets within experts become those of all experts alike, also of those that the traced slice did not reach.
+        names, out = set(ids.values()), []  # type: Set[str], List[Stop]
         of_owner: Dict[str, Stop] = {}
-        for own in order:
+        for own in order.values():
             member = found.member_of(own[0])
             if member is None:
                 out.append(Stop([own]))

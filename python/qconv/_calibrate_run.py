@@ -75,9 +75,6 @@ class Text:
             self.masks = [torch.cat([m, torch.zeros_like(m[:1])]) for m in self.masks]
             self.rows += 1
 
-    def twice(self) -> Dict[str, torch.Tensor]:
-        return {k: torch.cat([v, v]) for k, v in self.inputs.items()}
-
 
 class Calibration:
     """All of one run, while the program is there."""
@@ -192,7 +189,7 @@ class Calibration:
         layers = Layers(stream, self.door, targets, counted, gradients, streams, done)
         stream.visit = layers
         try:
-            body = stream.body(text.twice() if streams == 2 else text.inputs)
+            body = stream.body({k: torch.cat([v] * streams) for k, v in text.inputs.items()})
             self.take_head(stream, body, layers, text, streams)
         except Finished:
             pass

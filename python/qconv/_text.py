@@ -252,30 +252,26 @@ def parse_ids(data: bytes, vocabulary: int, max_tokens: Optional[int] = None) ->
         for word in re.finditer(rb"[^ \t]+", line):
             if left == 0:
                 break
-            ids.append(_id_of(word.group(), vocabulary, number, word.start()))
+            text, at, why = word.group(), word.start(), None
+            digits = re.match(rb"\d*", text).group()  # type: ignore[union-attr]
+            if len(digits) > 1 and digits.startswith(b"0"):
+                why = "a token id has no leading zeros"
+            elif len(digits) > 18 or digits and int(digits) >= vocabulary:
+                why = "token id %s%s is not in the vocabulary of %d" % (
+                    digits[:24].decode(), "..." if len(digits) > 24 else "", vocabulary)
+            elif len(digits) < len(text):
+                byte, at = text[len(digits)], at + len(digits)
+                why = "expected a decimal token id, found %s" % (
+                    "'%c'" % byte if 0x20 < byte < 0x7f else "the byte 0x%02x" % byte)
+            if why:
+                raise InputError("line %d, column %d: %s" % (number, at + 1, why))
+            ids.append(int(digits))
             left -= 1
         if ids:
             out.append(ids)
         if left == 0:
             break
     return out
-
-
-def _id_of(word: bytes, vocabulary: int, line: int, at: int) -> int:
-    digits = re.match(rb"\d*", word).group()  # type: ignore[union-attr]
-    why = None
-    if len(digits) > 1 and digits.startswith(b"0"):
-        why = "a token id has no leading zeros"
-    elif len(digits) > 18 or digits and int(digits) >= vocabulary:
-        why = "token id %s%s is not in the vocabulary of %d" % (
-            digits[:24].decode(), "..." if len(digits) > 24 else "", vocabulary)
-    elif len(digits) < len(word):
-        byte, at = word[len(digits)], at + len(digits)
-        why = "expected a decimal token id, found %s" % (
-            "'%c'" % byte if 0x20 < byte < 0x7f else "the byte 0x%02x" % byte)
-    if why:
-        raise InputError("line %d, column %d: %s" % (line, at + 1, why))
-    return int(digits)
 
 
 def cut(sequences: Sequence[List[int]], front: List[int], context: int, name: str,

@@ -46,7 +46,16 @@ def trainer(transformers: Any, torch: Any, model: str, has_weights: bool, s: Set
             device: str) -> Callable[[], float]:
     """A function that does one step on random ids and returns its loss."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[s.precision]
-    net = _model(transformers, torch, model, has_weights, s, dtype, device)
+    auto = transformers.AutoModelForCausalLM
+    if has_weights:
+        more = {}
+        if s.method == "qlora":
+            more["quantization_config"] = transformers.BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+        net = auto.from_pretrained(model, dtype=dtype, device_map={"": device}, **more)
+    else:  # random ones
+        with torch.device(device):
+            net = auto.from_config(transformers.AutoConfig.from_pretrained(model), dtype=dtype)
     if s.checkpointing:
         net.gradient_checkpointing_enable()
     if not s.full:
@@ -64,19 +73,6 @@ def trainer(transformers: Any, torch: Any, model: str, has_weights: bool, s: Set
             update()
         return float(loss)
     return step
-
-
-def _model(transformers: Any, torch: Any, model: str, has_weights: bool, s: Setting, dtype: Any, device: str) -> Any:
-    """The model on the device: with its weights where there are some, else with random ones."""
-    auto = transformers.AutoModelForCausalLM
-    if not has_weights:
-        with torch.device(device):
-            return auto.from_config(transformers.AutoConfig.from_pretrained(model), dtype=dtype)
-    more = {}
-    if s.method == "qlora":
-        more["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
-    return auto.from_pretrained(model, dtype=dtype, device_map={"": device}, **more)
 
 
 def _update(torch: Any, s: Setting, parameter: Any) -> Callable[[], None]:

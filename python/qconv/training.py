@@ -339,7 +339,17 @@ def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
     if m.layers == 0 or m.parameters == 0:
         raise InputError("%s: a plan for training needs a config.json that gives the model's layers" % plan.model)
     found = find(m, wish, place, options.get("context") is None)
-    result = TrainingPlan.from_json(_json(plan, m, found))
+    place, gpus = found.place, found.place.gpus
+    result = TrainingPlan.from_json({
+        "command": "plan", "mode": "train", "model": plan.model, "parameters": m.parameters, "context": place.tokens,
+        "gpus": gpus, "budget_bytes": place.budget, "fits": found.chosen is not None,
+        "longest_context": found.longest if found.too_long else None, "settings": [
+            {"label": s.label(), "method": s.method, "optimizer": s.optimizer, "precision": s.precision,
+             "zero_stage": s.zero, "checkpointing": s.checkpointing, "trained_parameters": s.trained(m),
+             "fits": s.micro_batch > 0, "short_by_bytes": 0 if s.micro_batch else s.bytes["total"] - place.budget,
+             "micro_batch": s.micro_batch, "accumulation": s.accumulation,
+             "effective_batch": s.micro_batch * s.accumulation * gpus, "bytes_per_gpu": s.bytes}
+            for s in found.settings], "applied": None, "profile": None})
     if apply is None and not profile:
         return result, found
     if found.chosen is None:
@@ -360,24 +370,6 @@ def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
             write_text(path, json.dumps(config, indent=2) + "\n")
     more = {"applied": None if apply is None else os.fspath(apply), "profile": measured}
     return TrainingPlan.from_json({**result.json, **more}), found
-
-
-# ---- the answer ----
-
-
-def _json(plan: Plan, m: Model, found: Found) -> Json:
-    """The object of --json, as `qconv plan --mode train` had it."""
-    place = found.place
-    return {"command": "plan", "mode": "train", "model": plan.model, "parameters": m.parameters,
-            "context": place.tokens, "gpus": place.gpus, "budget_bytes": place.budget,
-            "fits": found.chosen is not None, "longest_context": found.longest if found.too_long else None,
-            "settings": [{"label": s.label(), "method": s.method, "optimizer": s.optimizer, "precision": s.precision,
-                          "zero_stage": s.zero, "checkpointing": s.checkpointing, "trained_parameters": s.trained(m),
-                          "fits": s.micro_batch > 0,
-                          "short_by_bytes": 0 if s.micro_batch else s.bytes["total"] - place.budget,
-                          "micro_batch": s.micro_batch, "accumulation": s.accumulation,
-                          "effective_batch": s.micro_batch * s.accumulation * place.gpus, "bytes_per_gpu": s.bytes}
-                         for s in found.settings], "applied": None, "profile": None}
 
 
 def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
