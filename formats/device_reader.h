@@ -122,7 +122,7 @@ QC_API QC_NODISCARD qc_status qc_reader_load(const qc_reader *r, size_t device,
 QC_API const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *name,
                                                      size_t *device, size_t *index);
 
-/* Compares the bytes of a side file, such as config.json, with the digest that the manifest has of it.
+/* Compares the bytes of a side file, such as config.json, with the manifest's digest of it.
  * QC_ERR_CHECK where they differ, or where it lists no such file. */
 QC_API QC_NODISCARD qc_status qc_reader_check_file(const qc_reader *r, const char *path,
                                                    const void *bytes, size_t len, qc_error *err);
