@@ -85,7 +85,8 @@ def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
 
     Of a pipeline of diffusers (a folder with model_index.json) the transformers, UNets and text encoders are converted
     each by itself, or the parts that `keep` and `quantize` name, and all else is copied; the result is a Pipeline."""
-    _without(options, "dry_run", "dry_run")
+    if dict(options).get("dry_run"):
+        raise UsageError("dry_run: qconv.dry_run() does that")
     if _is_pipeline(model):
         return _walk(Conversion, "convert", [model, out], options, progress)
     return answer(Conversion, "convert", [model, out], options, progress)
@@ -167,8 +168,3 @@ if not TYPE_CHECKING:
 
     def __dir__():
         return [*__all__, "__version__"]
-
-
-def _without(options: Any, name: str, function: str) -> None:
-    if options.get(name):
-        raise UsageError("%s: qconv.%s() does that" % (name, function))

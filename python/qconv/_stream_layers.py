@@ -160,7 +160,7 @@ class Joined:
         self.whole: List[Any] = []
         self.dims: List[Optional[int]] = []
         self.tree: Any = None
-        self.first = self.done = 0
+        self.done = 0
 
     def add(self, flat: List[Any], tree: Any, piece: slice) -> None:
         """Takes what `call.run(piece)` made."""
@@ -169,9 +169,16 @@ class Joined:
             return
         rows = piece.stop - piece.start
         if self.tree is None:
-            self.tree, self.first = tree, rows
+            self.tree = tree
             self.dims = [self._dim(value, rows) for value in flat]
-            self.whole = [self._room(value, dim) for value, dim in zip(flat, self.dims)]
+            self.whole = []
+            for value, dim in zip(flat, self.dims):
+                if dim is None:
+                    self.whole.append(self._kept(value))
+                    continue
+                shape = list(value.shape)
+                shape[dim] = shape[dim] // rows * self.call.batch
+                self.whole.append(place(shape, value.detach().new_empty(0).to(self.home), self.folder))
         for i, value in enumerate(flat):
             dim, whole = self.dims[i], self.whole[i]
             if dim is None:
@@ -192,13 +199,6 @@ class Joined:
         # One row is what all rows share, such as a bias of positions [1, heads, tokens, tokens].
         alone = value.shape[0] == 1 and self.call.batch > 1 and value.dim() > 3
         return None if value.shape[0] % rows or not value.shape[0] or alone else 0
-
-    def _room(self, value: Any, dim: Optional[int]) -> Any:
-        if dim is None:
-            return self._kept(value)
-        shape = list(value.shape)
-        shape[dim] = shape[dim] // self.first * self.call.batch
-        return place(shape, value.detach().new_empty(0).to(self.home), self.folder)
 
     def _kept(self, value: Any) -> Any:
         return value.to(self.home) if isinstance(value, torch.Tensor) else value
