@@ -190,6 +190,24 @@ const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *na
     return &r->tensors[found->tensor];
 }
 
+qc_status qc_reader_check_file(const qc_reader *r, const char *path, const void *bytes, size_t len,
+                               qc_error *err)
+{
+    if (!r || !path || (!bytes && len > 0))
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_check_file: an argument is NULL");
+    const qc_digest digest = qc_digest_bytes(bytes, len);
+    size_t i = 0;
+    while (i < r->m.file_count && strcmp(r->m.files[i].path, path) != 0)
+        i++;
+    if (i == r->m.file_count)
+        QC_FAIL(err, QC_ERR_CHECK, "%s/%s: qconv.json does not list this file", r->dir, path);
+    const qc_manifest_file *f = &r->m.files[i];
+    if (f->bytes != len || !qc_digest_equal(&f->digest, &digest))
+        QC_FAIL(err, QC_ERR_CHECK, "%s/%s: its bytes are not those that were written", r->dir,
+                path);
+    return QC_OK;
+}
+
 /* ---- Loading -------------------------------------------------------------------------------- */
 
 /* A tensor on its way. */

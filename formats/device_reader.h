@@ -122,6 +122,11 @@ QC_API QC_NODISCARD qc_status qc_reader_load(const qc_reader *r, size_t device,
 QC_API const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *name,
                                                      size_t *device, size_t *index);
 
+/* Compares the bytes of a side file, such as config.json, with the manifest's digest of it.
+ * QC_ERR_CHECK where they differ, or where it lists no such file. */
+QC_API QC_NODISCARD qc_status qc_reader_check_file(const qc_reader *r, const char *path,
+                                                   const void *bytes, size_t len, qc_error *err);
+
 /* The open shards of one device, from which single tensors are read, whole or in part. It takes 32
  * bytes a frame and a file descriptor a shard. Several threads may read from it at once. Closing
  * the reader first is fine: its memory goes with the last shards. Opening checks the same as a load

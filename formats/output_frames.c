@@ -233,7 +233,7 @@ qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err
         uint64_t count = 0;
         for (size_t i = s->first; i <= s->end; i++) {
             stretch x = stretch_of(f, shard, i == s->end ? QC_HEADER_FRAME : (uint32_t)i);
-            count += qc_ceil_div_u64(x.bytes, x.piece);
+            count += x.bytes > 0 ? qc_ceil_div_u64(x.bytes, x.piece) : 0;
         }
         QC_TRY(make_room(f, (size_t)count, err));
         (void)add_shard(f, shard, NULL);

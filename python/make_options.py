@@ -3,7 +3,7 @@ the one source. tests/cli/generated_in_sync.py compares and updates it."""
 import keyword
 import textwrap
 
-COMMANDS = {"plan": "Plan", "convert": "Convert", "inspect": "Inspect", "verify": "Verify", "unpack": "Unpack",
+COMMANDS = {"plan": "Plan", "convert": "Convert", "inspect": "Inspect", "unpack": "Unpack",
             "validate": "Validate", "hardware": "Hardware"}
 # What the functions have parameters or functions of their own for, or say to the program themselves.
 LEFT_OUT = {"progress", "json", "quiet", "verbose", "help", "version", "dry-run", "mode"}
@@ -32,24 +32,32 @@ def hint_of(option):
     return TYPES[option["kind"]]
 
 
-def class_of(command):
-    lines = ["", "", "class %sOptions(TypedDict, total=False):" % COMMANDS[command["name"]],
-             '    """Options of `qconv %s`."""' % command["name"]]
+def lines_of(command):
+    """{name of an option: its lines}"""
+    found = {}
     for option in command["options"]:
         if option["name"] in LEFT_OUT:
             continue
         name = option["name"].replace("-", "_")
         note = option["help"] + (" (default: %s)" % option["default"] if option["default"] else "")
-        lines += textwrap.wrap(note, 110, initial_indent="    # ", subsequent_indent="    # ")
-        lines.append("    %s: %s" % (name + "_" * keyword.iskeyword(name), hint_of(option)))
-    return lines
+        lines = textwrap.wrap(note, 110, initial_indent="    # ", subsequent_indent="    # ")
+        found[name] = [*lines, "    %s: %s" % (name + "_" * keyword.iskeyword(name), hint_of(option))]
+    return found
 
 
 def module(table):
-    """The text of _options.py; `table` is the parsed object of `qconv help --json`."""
+    """The text of _options.py; `table` is the parsed object of `qconv help --json`. What `plan` and `convert` have alike
+    is written once."""
     repeated = {o["name"] for c in table["commands"] for o in c["options"] if o["repeats"]} - LEFT_OUT
     lines = [HEAD.rstrip() % ", ".join('"%s"' % name for name in sorted(repeated))]
-    for command in table["commands"]:
-        if command["name"] in COMMANDS:
-            lines += class_of(command)
+    options = {c["name"]: lines_of(c) for c in table["commands"] if c["name"] in COMMANDS}
+    shared = {name: text for name, text in options["convert"].items() if options["plan"].get(name) == text}
+    classes = [("Shared", "plan` and `qconv convert", "TypedDict", shared)]
+    for name, own in options.items():
+        both = name in ("plan", "convert")
+        classes.append((COMMANDS[name], name, "SharedOptions" if both else "TypedDict",
+                        {option: text for option, text in own.items() if not (both and option in shared)}))
+    for title, what, base, own in classes:
+        lines += ["", "", "class %sOptions(%s, total=False):" % (title, base), '    """Options of `qconv %s`."""' % what]
+        lines += [line for text in own.values() for line in text]
     return "\n".join(lines) + "\n"

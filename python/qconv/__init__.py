@@ -54,6 +54,7 @@ _register()
 
 eval = evaluate
 
+__version__: str  # the program's
 ProgressWish = Union[None, bool, ProgressCallback]
 
 
@@ -84,7 +85,8 @@ def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
 
     Of a pipeline of diffusers (a folder with model_index.json) the transformers, UNets and text encoders are converted
     each by itself, or the parts that `keep` and `quantize` name, and all else is copied; the result is a Pipeline."""
-    _without(options, "dry_run", "dry_run")
+    if dict(options).get("dry_run"):
+        raise UsageError("dry_run: qconv.dry_run() does that")
     if _is_pipeline(model):
         return _walk(Conversion, "convert", [model, out], options, progress)
     return answer(Conversion, "convert", [model, out], options, progress)
@@ -158,6 +160,11 @@ def call(command: str, *places: StrPath, progress: ProgressWish = None, **option
     return answer(Answer, command, places, options, progress)
 
 
-def _without(options: Any, name: str, function: str) -> None:
-    if options.get(name):
-        raise UsageError("%s: qconv.%s() does that" % (name, function))
+if not TYPE_CHECKING:
+    def __getattr__(name):
+        if name == "__version__":
+            return version()
+        raise AttributeError("module 'qconv' has no attribute '%s'" % name)
+
+    def __dir__():
+        return [*__all__, "__version__"]

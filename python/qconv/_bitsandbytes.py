@@ -1,5 +1,6 @@
 """bitsandbytes' modules over the codes of an output, for peft, QLoRA and what else knows these modules."""
 import torch
+import transformers
 from torch import nn
 from transformers.quantizers import AutoHfQuantizer
 
@@ -15,6 +16,9 @@ except ImportError:
 
 def module_of(weight: QuantizedWeight, bias, dtype, said):
     """Linear4bit or Linear8bitLt with the weight's own codes and scales."""
+    if not weight.stored:
+        raise errors.InputError(f"bitsandbytes has no module for '{weight.name}', which transformers "
+                                f"{transformers.__version__} joins with others or divides: backend=\"qconv\" loads it")
     tensors = to_stored(weight.stored, {role: getattr(weight, role) for role in ROLES})
     four_bit = any("quant_state.bitsandbytes__" in ending for ending in tensors)
     if not four_bit and weight.form != "int8":
@@ -26,7 +30,7 @@ def module_of(weight: QuantizedWeight, bias, dtype, said):
             compute = getattr(torch, str(said.get("bnb_4bit_compute_dtype", "")), dtype)
             new = Linear4bit(weight.cols, weight.rows, bias is not None, compute_dtype=compute,
                              compress_statistics=weight.nested_absmax is not None,
-                             quant_type=_quant_type(tensors), quant_storage=torch.uint8)
+                             quant_type=next(e for e in tensors if "quant_state." in e).rpartition("__")[2], quant_storage=torch.uint8)
         else:
             new = Linear8bitLt(weight.cols, weight.rows, bias is not None, has_fp16_weights=False,
                                threshold=said.get("llm_int8_threshold", 6.0))
@@ -40,10 +44,6 @@ def module_of(weight: QuantizedWeight, bias, dtype, said):
         new.weight = Int8Params(codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=tensors["SCB"])
     new.bias = bias if bias is None else nn.Parameter(bias.data, requires_grad=bias.requires_grad)
     return new
-
-
-def _quant_type(tensors):
-    return next(ending for ending in tensors if "quant_state." in ending).rpartition("__")[2]
 
 
 def mark(model, said):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from ._calibrate_door import Door, Weight, place_of
 from ._calibrate_experts import Call, Expert, Found, Given, Intercepted, Reached, Sent, flat, states_of
@@ -56,7 +55,7 @@ class Targets:
 
     def found(self, name: str, across: Optional[bool] = None) -> List[Target]:
         out = []
-        held = default_across(self.loader, name) if across is None else across
+        held = self.loader.held_across(name) if across is None else across
         for o in self.loader.origin(name, held):
             for weight, first, end in self.places.get((o.tensor, o.matrix), ()):
                 if isinstance(o.at, slice):
@@ -149,11 +148,6 @@ def source_of(model: torch.nn.Module, folder: str, experts: Optional[str]) -> Va
             source.close()
             return alone
     return source
-
-
-def default_across(loader: Any, name: str) -> bool:
-    module = loader.owner(name)[0]
-    return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
 
 
 @dataclass
@@ -360,14 +354,10 @@ class Layers:
         with torch.no_grad(), found.watching(), Catch(ids, before) as seeing:
             call.run(piece)
         self.targets.settle(seeing.across)
-        return self.in_order(list(order.values()), found, set(ids.values()))
-
-    @staticmethod
-    def in_order(order: List[List[str]], found: Found, names: Set[str]) -> List[Stop]:
-        """Sets within experts become those of all experts alike, also of those that the traced slice did not reach."""
-        out: List[Stop] = []
+        # Sets within experts become those of all experts alike, also of those that the traced slice did not reach.
+        names, out = set(ids.values()), []  # type: Set[str], List[Stop]
         of_owner: Dict[str, Stop] = {}
-        for own in order:
+        for own in order.values():
             member = found.member_of(own[0])
             if member is None:
                 out.append(Stop([own]))

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from ._calibrate_moments import BLOCK
+from ._report_draw import size
 from ._text import Windows
 from .errors import RunError
 
@@ -70,16 +71,14 @@ class Plan:
                     parts={n: {"operations": p.operations, "seconds": p.seconds} for n, p in self.parts.items()})
 
     def line(self) -> str:
-        """One line, before the work."""
-        back = ", %s of them backwards" % grouped(self.gradient_tokens) if self.gradient_tokens else ""
+        back = ", {:,} of them backwards".format(self.gradient_tokens) if self.gradient_tokens else ""
         card = "".join(", %s of %s's" % (size(taken), device) for device, taken in self.cards.items())
-        return ("calibrating %d weights with %s tokens (%d windows of up to %s)%s: this takes about %s here (%.2g "
-                "operations), up to %s of memory%s, and %s of disk" % (
-                    self.weights, grouped(self.tokens), self.windows, grouped(self.context), back,
-                    duration(self.seconds), self.operations, size(self.host), card, size(self.store + self.files)))
+        return ("calibrating {} weights with {:,} tokens ({} windows of up to {:,}){}: this takes about {} here ({:.2g} "
+                "operations), up to {} of memory{}, and {} of disk".format(
+                    self.weights, self.tokens, self.windows, self.context, back, duration(self.seconds), self.operations,
+                    size(self.host), card, size(self.store + self.files)))
 
     def table(self) -> List[str]:
-        """Lines of a dry run."""
         out = ["%d layers, %d weights in %d sets that have one input" % (self.layers, self.weights, self.sets)]
         out += ["%s: %.2g operations, about %s" % (name, part.operations, duration(part.seconds))
                 for name, part in self.parts.items()]
@@ -90,19 +89,6 @@ class Plan:
         out.append("disk: %s in OUT for codes and scales until they are written, %s in %s" % (
             size(self.store), size(self.files), tempfile.gettempdir()))
         return out
-
-
-def grouped(n: int) -> str:
-    return format(n, ",")
-
-
-def size(n: float) -> str:
-    """As the program writes sizes."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if n < 1000 or unit == "GB":
-            break
-        n /= 1000
-    return "%d bytes" % n if unit == "bytes" else "%.3g %s" % (n, unit)
 
 
 def duration(seconds: float) -> str:
@@ -229,7 +215,10 @@ def foresee(phase: Mapping[str, Any], stream: Any, windows: Windows, rows: int, 
     passes, logits = layer + 20 * widest ** 2 + working, 24 * slice_tokens * s.vocabulary if back else 0
     handed = 8 * widest ** 2 + 8 * largest + phase["memory"]  # files in memory, and what the program makes of them
     solver = int(phase["device_memory"])
-    host, cards, used, states = resident(), {}, list(devices), "memory"  # type: int, Dict[str, int], List[str], str
+    with open("/proc/self/status") as file:
+        resident = re.search(r"VmRSS:\s+(\d+)", file.read())
+    host = int(resident.group(1)) << 10 if resident else 0
+    cards, used, states = {}, list(devices), "memory"  # type: Dict[str, int], List[str], str
     if devices[0] == "cpu":
         host += s.stays_bytes + max(passes, layer + handed, logits)
     else:
@@ -250,13 +239,6 @@ def foresee(phase: Mapping[str, Any], stream: Any, windows: Windows, rows: int, 
     return Plan(s.layers, len(todo), len(sets), tokens, len(windows.lengths), context, gradient_tokens if back else 0,
                 parts, rate, used, int(host), cards, phase["disk"], files + (held if states == "files" else 0),
                 s.read_bytes * (3 if back else 1), states)
-
-
-def resident() -> int:
-    """Bytes of this process now."""
-    with open("/proc/self/status") as file:
-        found = re.search(r"VmRSS:\s+(\d+)", file.read())
-    return int(found.group(1)) << 10 if found else 0
 
 
 def check_room(plan: Plan) -> None:

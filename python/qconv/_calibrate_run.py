@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -20,7 +19,7 @@ from ._calibrate_judge import judged
 from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets, source_of
 from ._calibrate_moments import Gradients
 from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
-from ._program import Progress, ProgressCallback, Run, StrPath, failure, find, log, start_failure
+from ._program import Progress, ProgressCallback, Run, StrPath, failure, log
 from .errors import InputError
 from .evaluate import devices_of
 from .results import Conversion, DryRun
@@ -76,9 +75,6 @@ class Text:
             self.masks = [torch.cat([m, torch.zeros_like(m[:1])]) for m in self.masks]
             self.rows += 1
 
-    def twice(self) -> Dict[str, torch.Tensor]:
-        return {k: torch.cat([v, v]) for k, v in self.inputs.items()}
-
 
 class Calibration:
     """All of one run, while the program is there."""
@@ -116,10 +112,6 @@ class Calibration:
         self.done += 1
         if self.progress:
             self.progress(Progress("calibrating", min(self.done, self.steps), self.steps, "layers"))
-
-    def tell_judging(self, done: int, layers: int) -> None:
-        if self.progress:
-            self.progress(Progress("judging", done, layers, "layers"))
 
     def text(self, most: Optional[int]) -> Text:
         numbers = _text.spread(self.windows.lengths, most) if most else range(len(self.windows.lengths))
@@ -197,7 +189,7 @@ class Calibration:
         layers = Layers(stream, self.door, targets, counted, gradients, streams, done)
         stream.visit = layers
         try:
-            body = stream.body(text.twice() if streams == 2 else text.inputs)
+            body = stream.body({k: torch.cat([v] * streams) for k, v in text.inputs.items()})
             self.take_head(stream, body, layers, text, streams)
         except Finished:
             pass
@@ -250,8 +242,9 @@ class Calibration:
                 check_room(self.ahead)
                 if phase != "dry-run":
                     self.work(phase)
-            found = judged(self.mixed, self.door, self.source, self.build, self.stream, self.tell_judging) \
-                if phase == "calibrate" else None
+            found = judged(self.mixed, self.door, self.source, self.build, self.stream,
+                           lambda done, layers: self.progress and self.progress(Progress("judging", done, layers, "layers"))
+                           ) if phase == "calibrate" else None
             self.door.end({"judged": found} if found else {})
             if phase != "weigh":
                 return
@@ -274,23 +267,6 @@ class Calibration:
                 gradients.close()
 
 
-class Shown:
-    """The program with this process's own output and messages."""
-
-    def __init__(self, argv: Sequence[str], inherited: Sequence[int]) -> None:
-        path = find()
-        try:
-            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, pass_fds=inherited,
-                                            start_new_session=True)
-        except OSError as error:
-            raise start_failure(path, error) from None
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
-
-
 def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
                progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
     """The work of qconv.calibrate. shown: the program prints, and None is returned."""
@@ -309,7 +285,7 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         argv = ["convert", *typed, "--hessians=fd:%d" % door.theirs.fileno(),
                 *(["--device=" + own["device"]] if own["device"] != "auto" else []), *([] if shown else ["--json"]),
                 "--", *(os.fspath(p) for p in (model, out) if p is not None)]
-        program = (Shown if shown else Run)(argv, [door.theirs.fileno()])
+        program = Run(argv, [door.theirs.fileno()], shown)
         door.started()
         try:
             door.say(job.hello())
@@ -318,14 +294,18 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         except Closed:
             pass
         except BaseException as error:
-            if isinstance(program, Shown) and not isinstance(error, KeyboardInterrupt):
+            if shown and not isinstance(error, KeyboardInterrupt):
                 program.process.kill()  # or it would say that it was interrupted
             program.stop()
             if shown and isinstance(error, KeyboardInterrupt):
                 raise SystemExit(130) from None  # the program has said that
             raise
-        if isinstance(program, Shown):
-            code = wait_for(program)
+        if shown:
+            try:
+                code = program.join()
+            except KeyboardInterrupt:
+                program.stop()
+                raise
             if code:
                 raise SystemExit(code if code > 0 else 1)
             return None
@@ -341,11 +321,3 @@ def calibrated(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own
         return result
     finally:
         door.close()
-
-
-def wait_for(program: Shown) -> int:
-    try:
-        return program.process.wait()
-    except KeyboardInterrupt:
-        program.stop()
-        raise

@@ -7,9 +7,10 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager
-from typing import Iterator, List, NoReturn, Optional, Sequence
+from typing import Callable, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
 
-from .errors import Error, QconvWarning, UsageError
+from .errors import CheckError, Error, QconvWarning, UsageError
+from .results import R
 
 # The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
 MODULES = {"calibrate": "calibrate", "eval": "evaluate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
@@ -41,13 +42,14 @@ def warnings_said(quiet: bool = False) -> Iterator[None]:
         yield
 
 
-def takes_pipeline(argv: Sequence[str]) -> bool:
-    """Does a command line name a pipeline as its MODEL or OUT?"""
-    if not any(os.path.isfile(os.path.join(word, "model_index.json")) for word in argv[1:]):
-        return False
-    from ._pipeline import is_pipeline, split
-    places = split(argv)[1]
-    return bool(places) and is_pipeline(places[0])
+def whole(kind: Type[R], work: Callable[[], R]) -> Tuple[R, Optional[CheckError]]:
+    """What `work` returns, or what its failed check has found, and that failure, which is raised when all is said."""
+    try:
+        return work(), None
+    except CheckError as error:
+        if not isinstance(error.result, kind):
+            raise
+        return error.result, error
 
 
 def wanted(argv: Sequence[str]) -> Optional[List[str]]:
@@ -59,8 +61,11 @@ def wanted(argv: Sequence[str]) -> Optional[List[str]]:
     named = argv[0] if argv else ""
     command = named if named in OF_PIPELINES else "convert" if named.startswith("-") or os.path.isdir(named) else None
     if command and not {"--help", "-h"} & set(argv):
-        whole = [command, *(argv if named != command else argv[1:])]
-        return whole if takes_pipeline(whole) else None
+        line = [command, *(argv if named != command else argv[1:])]
+        if any(os.path.isfile(os.path.join(word, "model_index.json")) for word in line[1:]):
+            from ._pipeline import is_pipeline, split
+            places = split(line)[1]
+            return line if places and is_pipeline(places[0]) else None
     return None
 
 

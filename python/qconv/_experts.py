@@ -54,8 +54,8 @@ class Gather(ConversionOps):
 
     @property
     def reverse_op(self):
-        raise errors.UsageError("a model whose experts transformers holds as one tensor is not saved with qconv's codes: "
-                                "the folder that it was loaded from has them")
+        from ._loading import no_save
+        no_save()
 
 
 def with_experts(kind):
@@ -115,7 +115,8 @@ def forward(self, hidden_states, top_k_index, top_k_weights):
     return routed(hidden_states, top_k_index, top_k_weights, len(up), expert)
 
 
-def register():
+def register(auto=auto):
+    """Teaches transformers.quantizers.auto."""
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, forward)
     for name in ("bitsandbytes_4bit", "bitsandbytes_8bit"):
         kind = auto.AUTO_QUANTIZER_MAPPING[name]

@@ -94,6 +94,7 @@ _FUNCTIONS = {
     "qc_reader_device_count": (c.c_size_t, [c.c_void_p]),
     "qc_reader_device_at": (c.POINTER(ReaderDevice), [c.c_void_p, c.c_size_t]),
     "qc_reader_load": (c.c_int, [c.c_void_p, c.c_size_t, c.POINTER(ReaderOptions), _ERROR]),
+    "qc_reader_check_file": (c.c_int, [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t, _ERROR]),
     "qc_reader_shards_open": (c.c_int, [c.POINTER(c.c_void_p), c.c_void_p, c.c_size_t, _ERROR]),
     "qc_reader_shards_close": (None, [c.c_void_p]),
     "qc_reader_read": (c.c_int, [c.c_void_p, c.c_size_t, c.POINTER(ReaderSlice), c.c_void_p, _ERROR]),
@@ -136,7 +137,6 @@ def find_library(name: str = "libqconv.so", variable: str = "QCONV_LIBRARY") -> 
 
 
 def opened(path: Path, functions: dict) -> c.CDLL:
-    """A library with the types of its functions."""
     try:
         found = c.CDLL(str(path))
         for name, (result, arguments) in functions.items():
@@ -199,11 +199,6 @@ class Device(NamedTuple):
     tensor_bytes: int
 
 
-def _tensor(t: ReaderTensor) -> Tensor:
-    return Tensor(t.name.decode(), t.scheme.decode(), DTYPES[t.dtype], tuple(t.dims[:t.ndim]), t.bytes,
-                  t.shard.decode(), t.index)
-
-
 class _Handle:
     """What the library opened with the function `opens`; close(), or the end of a with block, closes it."""
     closes = ""
@@ -230,10 +225,12 @@ class Reader(_Handle):
 
     def __init__(self, folder):
         super().__init__("qc_reader_open", os.fsencode(folder))
+        self.folder = Path(folder)
         count = library().qc_reader_device_count(self._handle)
         found = [library().qc_reader_device_at(self._handle, i).contents for i in range(count)]
-        self.devices = [Device(d.name.decode(), [_tensor(d.tensors[i]) for i in range(d.tensor_count)],
-                               d.tensor_bytes) for d in found]
+        self.devices = [Device(d.name.decode(), [
+            Tensor(t.name.decode(), t.scheme.decode(), DTYPES[t.dtype], tuple(t.dims[:t.ndim]), t.bytes, t.shard.decode(), t.index)
+            for t in (d.tensors[i] for i in range(d.tensor_count))], d.tensor_bytes) for d in found]
 
     def load(self, device: int, place: Callable[[int], int], done: Optional[Callable[[int], None]] = None,
              threads: int = 0, skip_digests: bool = False) -> None:
@@ -264,6 +261,17 @@ class Reader(_Handle):
             if raised:
                 raise raised[0] from None
             raise
+
+    def file(self, path: str, skip_digests: bool = False) -> Optional[bytes]:
+        """A side file such as config.json, None where there is none. CheckError where its bytes are not those that were
+        written, or the manifest does not list it."""
+        try:
+            content = (self.folder / path).read_bytes()
+        except FileNotFoundError:
+            return None
+        if not skip_digests:
+            call("qc_reader_check_file", self._handle, os.fsencode(path), content, len(content))
+        return content
 
     def shards(self, device: int) -> "Shards":
         return Shards(self, device)
@@ -303,18 +311,6 @@ def weights(form: str, rows: int, cols: int, block: int, codes: int, code_bytes:
         w.absmax = scales
     call("qc_weights_check", c.byref(w), code_bytes, scale_count, nested_count)
     return w
-
-
-def reading(form: str, rows: int, cols: int, block: int, nested_block: int, some_rows, some_cols) -> WeightsRead:
-    """What is read of a weight [rows, cols] for rows and columns [first, end) of it. InputError where they cannot be
-    cut out. nested_block 0: its scales are floats."""
-    w = Weights(rows=rows, nested_block=nested_block,
-                form=Form(ops=library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=cols,
-                          nested=bool(nested_block)))
-    part = WeightsPart(some_rows[0], some_rows[1] - some_rows[0], some_cols[0], some_cols[1] - some_cols[0])
-    found = WeightsRead()
-    call("qc_weights_read_of", c.byref(w), c.byref(part), c.byref(found))
-    return found
 
 
 def dequantize(w: Weights, first: int, rows: int, out: int, dtype: str, threads: int = 0) -> None:

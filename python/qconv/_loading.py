@@ -3,7 +3,9 @@
 Every quantized weight goes through from_pretrained as a QuantizedTensor under the weight's own name. So transformers
 renames, ties, stacks and checks it like any other, in each version by its own rules, and no number is touched.
 """
+import contextlib
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +16,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from . import _library, errors
-from ._weights import TORCH, groups, weights_of
+from ._stream_loader import judge_keys
+from ._weights import TORCH, dtype_of, groups, joined, says_how, weights_of
 from .torch import Linear, QuantizedTensor, Stack, pack
 
 # Packed by other tools, and kept beside weights that qconv quantized.
@@ -24,40 +27,77 @@ OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq"}
 def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
     out = Path(out)
     with _library.Reader(out) as reader:
+        side = {name: side_file(reader, name, skip_digests)
+                for name in ("config.json", "device_map.json", "generation_config.json")}
         config = config_of(out, kwargs)
         kind = class_of(config, out)
-        places = Places(out, reader, device_map)
+        places = Places(out, reader, device_map, side["device_map.json"])
         tensors = read(reader, places, threads, skip_digests)
-    said = quantization_of(config)
+    said = quantization_of(config, out)
     found = groups({name: dtype_name for name, (dtype_name, _) in tensors.items()})
-    if found and hasattr(config, "quantization_config"):
-        del config.quantization_config
+    if found:
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        for part in {id(c): c for c in (config, config.get_text_config())}.values():
+            part._is_quantized = True  # models with Mamba's layers look for it
     if dtype is None:
-        dtype = getattr(config, "dtype", None) or floats_of(tensors)
+        dtype = getattr(config, "dtype", None) or next(
+            (TORCH[name] for name, _ in tensors.values() if name in ("BF16", "F16")), torch.float32)
     if isinstance(dtype, str):
-        dtype = getattr(torch, dtype)
-    state = state_of(tensors, found, transposed_modules(kind, config), lambda: stack_shapes(kind, config), dtype)
-    weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
-    del tensors
-    if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()):
-        if version() >= (5, 0):
+        dtype = getattr(torch, dtype, dtype)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise errors.InputError(f"the dtype of {out} is {dtype!r:.40}; expected one of torch for floats")
+    with taken_as(kind):
+        state = state_of(tensors, found, kind, config, dtype)
+        weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
+        del tensors
+        if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()) and version() >= (5, 0):
             from . import _experts
             _experts.register()
             kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
-    model = built(kind, config, state, dtype, kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if k != "trust_remote_code"}
+        kwargs["ignore_mismatched_sizes"] = True  # here they are an exception that names one
+        model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype,
+                                           output_loading_info=True, **kwargs)
+        for name, *sizes in sorted(info["mismatched_keys"]):
+            raise ValueError("'%s' is %s in the file and %s in the model" % (name, *map(list, sizes)))
+        if info.get("error_msgs"):
+            raise ValueError(info["error_msgs"][0])
     del state
     swapped = swap(model, backend, dtype, said)
     if apart := sorted(set(weights) - swapped):
         raise errors.InputError(f"{kind.__name__} of transformers {transformers.__version__} has no place for the "
                                 f"quantized weight '{apart[0]}' of {out}" +
                                 (f" and {len(apart) - 1} more" if len(apart) > 1 else ""))
-    generation_config(model, out)
+    judge_keys(model, sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
+    model.config._name_or_path = model.name_or_path = str(out)  # adapters name their base by it
+    if model.can_generate() and side["generation_config.json"]:
+        with taken_as(kind):
+            model.generation_config = transformers.GenerationConfig.from_pretrained(out)
     model = places.dispatch(model)
-    if found and said:
-        remember(model, said, backend)
-    if any(isinstance(module, Stack) for module in model.modules()):
+    if found and said:  # save_pretrained says of the codes what the output said, and peft knows them
+        model.config.quantization_config = said
+        if backend == "bitsandbytes":
+            from ._bitsandbytes import mark
+            mark(model, said)
+    if any(isinstance(module, Stack) or getattr(module, "divided", False) for module in model.modules()):
         model.save_pretrained = no_save
     return model
+
+
+@contextlib.contextmanager
+def taken_as(kind):
+    """What transformers makes of a config or of weights that it does not expect, in one sentence."""
+    QuantizedTensor.refused = None
+    try:
+        yield
+    except (errors.Error, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        if QuantizedTensor.refused:
+            raise QuantizedTensor.refused from None
+        raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
+                                f"{kind.__name__}: {[*str(e).splitlines(), type(e).__name__][0]}") from e
 
 
 def version():
@@ -67,6 +107,18 @@ def version():
 # ---- what the output says -----------------------------------------------------------------------
 
 
+def side_file(reader, name, skip_digests):
+    """The object of a JSON file of the output, None where there is no such file."""
+    content = reader.file(name, skip_digests)
+    try:
+        found = {} if content is None else json.loads(content)
+    except (ValueError, RecursionError) as e:
+        raise errors.InputError(f"{reader.folder / name} is no JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise errors.InputError(f"{reader.folder / name} is no JSON object")
+    return None if content is None else found
+
+
 def config_of(out, kwargs):
     if not (out / "config.json").is_file():
         raise errors.InputError(f"{out} has no config.json, so the class of its model is not known")
@@ -74,20 +126,22 @@ def config_of(out, kwargs):
     try:
         return transformers.AutoConfig.from_pretrained(out, **more)
     except Exception as e:  # also what the checks of huggingface_hub raise, which has no name in every version
-        what = json.loads((out / "config.json").read_text()).get("model_type")
+        what = re.search(r'"model_type"\s*:\s*"([^"]*)"', (out / "config.json").read_text(errors="replace"))
         lines = [line.strip() for line in str(e).splitlines()] or [type(e).__name__]
-        said = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+        why = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
         raise errors.InputError(f"transformers {transformers.__version__} does not take the config.json of {out} "
-                                f"(model_type {what!r}): {said}") from None
+                                f"(model_type {what and what[1]!r}): {why}") from None
 
 
 def class_of(config, out):
     names = getattr(config, "architectures", None) or []
+    names = names if isinstance(names, list) else [names]
     for name in names:
-        if kind := getattr(transformers, name, None):
+        kind = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
     if names:
-        raise errors.InputError(f"transformers {transformers.__version__} has no {names[0]}, which config.json of "
+        raise errors.InputError(f"transformers {transformers.__version__} has no {names[0]!s:.60}, which config.json of "
                                 f"{out} names")
     try:
         return transformers.AutoModel._model_mapping[type(config)]
@@ -95,12 +149,13 @@ def class_of(config, out):
         raise errors.InputError(f"config.json of {out} names no architecture") from None
 
 
-def quantization_of(config):
-    """quantization_config as a dict, or None."""
+def quantization_of(config, out):
     said = getattr(config, "quantization_config", None)
     if said is None:
         return None
-    said = said if isinstance(said, dict) else said.to_dict()
+    said = said if isinstance(said, dict) or not hasattr(said, "to_dict") else said.to_dict()
+    if not isinstance(said, dict):
+        raise errors.InputError(f"the quantization_config in config.json of {out} is no JSON object")
     if said.get("quant_method") == "qconv":
         others = OTHERS & set(str(said.get("quant_type", "")).split("+"))
         if others:
@@ -109,18 +164,13 @@ def quantization_of(config):
     return said
 
 
-def floats_of(tensors):
-    """The dtype of the first parameter that is not quantized."""
-    return next((TORCH[name] for name, _ in tensors.values() if name in ("BF16", "F16")), torch.float32)
-
-
 # ---- reading ------------------------------------------------------------------------------------
 
 
 class Places:
     """Where tensors go: while they are read, and when the model is whole."""
 
-    def __init__(self, out, reader, asked):
+    def __init__(self, out, reader, asked, planned):
         self.asked, self.map, self.out = asked, None, out
         devices = [d.name for d in reader.devices if d.tensors]
         if asked is None and devices == ["all"]:
@@ -130,7 +180,9 @@ class Places:
                 exists(name, f"{out} was made for it; device_map=\"cpu\" loads it all there")
             asked = devices[0]
             if len(devices) > 1:
-                asked = json.loads((out / "device_map.json").read_text())
+                asked = planned
+                if not asked or any(type(device) not in (str, int) for device in asked.values()):
+                    raise errors.InputError(f"{out} has no device_map.json that names a device for each module")
         if isinstance(asked, dict) and len({str(d) for d in asked.values()}) == 1:
             asked = next(iter(asked.values()))
         self.automatic = isinstance(asked, str) and asked in ("auto", "balanced", "balanced_low_0", "sequential")
@@ -164,7 +216,11 @@ class Places:
             raise errors.DeviceError(f"{self.out} does not fit on the devices that there are, and qconv.load leaves no "
                                      "weights on the disk")
         on_cpu = any(str(device) == "cpu" for device in self.map.values())
-        return accelerate.dispatch_model(model, self.map, main_device="cpu" if on_cpu else None, force_hooks=True)
+        try:
+            return accelerate.dispatch_model(model, self.map, main_device="cpu" if on_cpu else None, force_hooks=True)
+        except (ValueError, KeyError) as e:
+            raise (errors.InputError if self.planned else errors.UsageError)(
+                f"accelerate does not take the device_map of {self.out}: {e}") from e
 
 
 def exists(device, why=""):
@@ -196,15 +252,11 @@ def read(reader, places, threads, skip_digests):
         to_gpu = set()
         if target.type != "cpu":
             for members in groups({t.name: t.dtype for t in device.tensors}).values():
-                to_gpu |= {name for ending, name in members.items()
-                           if not ending.endswith(("weight_format", "weight_shape")) and "quant_state." not in ending}
+                to_gpu |= {name for ending, name in members.items() if not says_how(ending)}
 
         def place(i):
             t = device.tensors[i]
-            dtype = TORCH.get(t.dtype)
-            if dtype is None:
-                raise errors.InputError(f"tensor '{t.name}' is {t.dtype}, which torch {torch.__version__} does not have")
-            tensors[i] = torch.empty(t.shape, dtype=dtype, pin_memory=t.name in to_gpu)
+            tensors[i] = torch.empty(t.shape, dtype=dtype_of(t), pin_memory=t.name in to_gpu)
             return tensors[i].data_ptr()
 
         def done(i):
@@ -221,23 +273,7 @@ def read(reader, places, threads, skip_digests):
 # ---- the model ----------------------------------------------------------------------------------
 
 
-def transposed_modules(kind, config):
-    """Names of the modules that hold a weight as [in, out], like GPT-2's."""
-    if "Conv1D" not in vars(sys.modules[kind.__module__]):
-        return set()
-    with torch.device("meta"):
-        model = kind(config)
-    prefix = f"{model.base_model_prefix}."
-    names = {name for name, module in model.named_modules() if type(module) is Conv1D}
-    return names | {name[len(prefix):] for name in names if name.startswith(prefix)} | {prefix + n for n in names}
-
-
-def stack_shapes(kind, config):
-    with torch.device("meta"):
-        return {tuple(p.shape) for p in kind(config).parameters() if p.ndim == 3}
-
-
-def state_of(tensors, found, transposed, stack_shapes_of, dtype):
+def state_of(tensors, found, kind, config, dtype):
     """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
     in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
@@ -246,29 +282,19 @@ def state_of(tensors, found, transposed, stack_shapes_of, dtype):
              for weight, members in found.items()}
     stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
               if len(each) > 1 or not weight.endswith(".weight")}
-    turned = bool(stacks) and not set(stacks.values()) <= stack_shapes_of()
+    turned, lie = False, set()  # whether stacks, and which modules, hold weights as [in, out]
+    if stacks or "Conv1D" in vars(sys.modules[kind.__module__]):
+        with torch.device("meta"):
+            model = kind(config)
+        turned = not set(stacks.values()) <= {tuple(p.shape) for p in model.parameters() if p.ndim == 3}
+        prefix = f"{model.base_model_prefix}."
+        names = {name for name, module in model.named_modules() if type(module) is Conv1D}
+        lie = names | {name.removeprefix(prefix) for name in names} | {prefix + name for name in names}
     for weight, each in parts.items():
         stacked = weight in stacks
         state[weight] = QuantizedTensor([[part] for part in each], dtype, stacked,
-                                        turned if stacked else weight.rpartition(".")[0] in transposed)
+                                        turned if stacked else weight.rpartition(".")[0] in lie)
     return state
-
-
-def built(kind, config, state, dtype, kwargs):
-    kwargs = {k: v for k, v in kwargs.items() if k != "trust_remote_code"}
-    try:
-        model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype,
-                                           output_loading_info=True, **kwargs)
-    except errors.Error:
-        raise
-    except (RuntimeError, ValueError, KeyError) as e:
-        raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
-                                f"{kind.__name__}: {str(e).splitlines()[0]}") from e
-    wrong = info.get("mismatched_keys") or info.get("error_msgs")
-    if wrong:
-        raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
-                                f"{kind.__name__}: {sorted(map(str, wrong))[0]}")
-    return model
 
 
 def swap(model, backend, dtype, said):
@@ -291,11 +317,12 @@ def swap(model, backend, dtype, said):
             if type(module).forward not in (nn.Linear.forward, Conv1D.forward) or key != "weight":
                 raise errors.InputError(f"'{tensor.name}' is quantized, and {type(module).__name__}, which holds it, is "
                                         "no linear layer: convert with --keep for it")
+            weight = joined(tensor.experts[0])
             if backend == "qconv":
-                new = Linear(tensor.experts[0][0], module.bias, dtype)
+                new = Linear(weight, module.bias, dtype)
             else:
                 from ._bitsandbytes import module_of
-                new = module_of(tensor.experts[0][0], module.bias, dtype, said)
+                new = module_of(weight, module.bias, dtype, said)
             new.train(module.training)
             holder._modules[child] = new
     return names
@@ -309,19 +336,7 @@ def packed_in(model):
         warnings.warn(f"'{name}' is not packed{more}: {why}", errors.QconvWarning, stacklevel=3)
 
 
-def remember(model, said, backend):
-    """So that save_pretrained says of the codes that it writes what the output said, and peft knows them."""
-    model.config.quantization_config = said
-    if backend == "bitsandbytes":
-        from ._bitsandbytes import mark
-        mark(model, said)
-
-
 def no_save(*_, **__):
-    raise errors.UsageError("a model whose experts transformers holds as one tensor is not saved with qconv's codes: the "
-                            "folder that it was loaded from has them")
+    raise errors.UsageError("a model whose weights transformers joins or divides is not saved with qconv's codes: the folder "
+                            "that it was loaded from has them")
 
-
-def generation_config(model, out):
-    if model.can_generate() and (out / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(out)

@@ -11,10 +11,8 @@ Values = Union[str, int, Sequence[Union[str, int]]]
 REPEATED: FrozenSet[str] = frozenset({"keep", "lora", "quantize"})
 
 
-class ConvertOptions(TypedDict, total=False):
-    """Options of `qconv convert`."""
-    # what the weights of linear layers become
-    to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
+class SharedOptions(TypedDict, total=False):
+    """Options of `qconv plan` and `qconv convert`."""
     # the library whose format the quantized weights have (default: bitsandbytes, or compressed-tensors for
     # int4)
     format: Union[Literal["bitsandbytes", "compressed-tensors"], str]
@@ -25,18 +23,6 @@ class ConvertOptions(TypedDict, total=False):
     block_size: Union[int, str]
     # keep the scales of blocks as float32 instead of quantizing them too
     no_double_quant: bool
-    # how the scale of a block or row is chosen (default: search)
-    scale: Union[Literal["absmax", "search", "refit"], str]
-    # calibrate with second moments of inputs that were captured elsewhere
-    hessians: StrPath
-    # how much more calibrating trusts the weights than the text (default: 0.1, and more with few tokens)
-    damping: float
-    # whether all outputs of a layer count alike (default: two where the moments are there, else one)
-    sided: Union[Literal["one", "two"], str]
-    # the dtype that loaders are told to compute in (default: the model's own dtype)
-    compute_dtype: Union[Literal["bfloat16", "float16", "float32"], str]
-    # how the shards are compressed; LEVEL is 1 to 19 (default: zstd:1)
-    compress: Values
     # the most bytes of tensors in one shard, before compression (default: 5GB)
     max_shard_size: Union[int, str]
     # what becomes of floating-point tensors that are not quantized (default: keep)
@@ -63,8 +49,6 @@ class ConvertOptions(TypedDict, total=False):
     schemes: Values
     # with --to auto: show what was chosen for which weights, and why
     explain: bool
-    # the devices to fit the model to: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk
-    vram: Values
     # what each of several GPUs holds: whole layers, or a share of every layer (default: layers)
     parallel: Union[Literal["layers", "tensor"], str]
     # split every layer over N GPUs, as vLLM does with tensor parallelism
@@ -85,6 +69,26 @@ class ConvertOptions(TypedDict, total=False):
     prefill: Values
     # what a CUDA context and its kernels take on every GPU (default: 500MB)
     cuda_context: Union[int, str]
+
+
+class ConvertOptions(SharedOptions, total=False):
+    """Options of `qconv convert`."""
+    # what the weights of linear layers become
+    to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
+    # how the scale of a block or row is chosen (default: search)
+    scale: Union[Literal["absmax", "search", "refit"], str]
+    # calibrate with second moments of inputs that were captured elsewhere
+    hessians: StrPath
+    # how much more calibrating trusts the weights than the text (default: 0.1, and more with few tokens)
+    damping: float
+    # whether all outputs of a layer count alike (default: two where the moments are there, else one)
+    sided: Union[Literal["one", "two"], str]
+    # the dtype that loaders are told to compute in (default: the model's own dtype)
+    compute_dtype: Union[Literal["bfloat16", "float16", "float32"], str]
+    # how the shards are compressed; LEVEL is 1 to 19 (default: zstd:1)
+    compress: Values
+    # the devices to fit the model to: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk
+    vram: Values
     # what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2 (default: auto)
     device: Values
     # replace another output, or write into a directory that holds other files
@@ -98,68 +102,12 @@ class ConvertOptions(TypedDict, total=False):
     threads: Union[int, str]
 
 
-class PlanOptions(TypedDict, total=False):
+class PlanOptions(SharedOptions, total=False):
     """Options of `qconv plan`."""
     # what the weights of linear layers become (default: nf4, or keep for what is quantized already)
     to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
-    # the library whose format the quantized weights have (default: bitsandbytes, or compressed-tensors for
-    # int4)
-    format: Union[Literal["bitsandbytes", "compressed-tensors"], str]
-    # bits of the inputs that int8 weights are multiplied with (default: 8, or 16 with --to auto)
-    activation_bits: Union[Literal["8", "16"], str]
-    # how many weights share one scale: a power of two from 32 to 4096, or channel (default: 64 for nf4, 128
-    # for int4, a whole row for int8)
-    block_size: Union[int, str]
-    # keep the scales of blocks as float32 instead of quantizing them too
-    no_double_quant: bool
-    # the most bytes of tensors in one shard, before compression (default: 5GB)
-    max_shard_size: Union[int, str]
-    # what becomes of floating-point tensors that are not quantized (default: keep)
-    rest: Union[Literal["keep", "bf16", "fp16"], str]
-    # merge a low-rank adapter of peft's into MODEL first; may be repeated
-    lora: Union[StrPath, Sequence[StrPath]]
-    # leave tensors with these names as they are; may be repeated
-    keep: Values
-    # quantize tensors with these names; may be repeated
-    quantize: Values
-    # read --keep and --quantize rules from a JSON file
-    recipe: StrPath
-    # let --keep, --quantize and --to auto split what engines load as one
-    split_fused: bool
-    # write the experts of a layer as one tensor each, or as one for all (default: separate)
-    experts: Union[Literal["separate", "stacked"], str]
-    # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "qconv", "vllm-qconv", "all"], str]
-    # quantize MXFP4 experts anew instead of passing them through
-    requantize: bool
-    # leave out the layers for multi-token prediction
-    drop_mtp: bool
-    # the schemes that --to auto may choose from (default: nf4,nf4-32,int8,16bit)
-    schemes: Values
-    # with --to auto: show what was chosen for which weights, and why
-    explain: bool
     # the devices to fit the model to: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk (default: auto)
     vram: Values
-    # what each of several GPUs holds: whole layers, or a share of every layer (default: layers)
-    parallel: Union[Literal["layers", "tensor"], str]
-    # split every layer over N GPUs, as vLLM does with tensor parallelism
-    tp: Union[int, str]
-    # the share of each device that may be used, above 0 and at most 1 (default: 0.9)
-    margin: float
-    # how many tokens of one sequence the KV cache is to hold (default: 8192, or the model's limit)
-    context: Union[int, str]
-    # how many sequences run at once (default: 1)
-    batch: Union[int, str]
-    # how many images a sequence has, for models with cross-attention (default: 1)
-    images: Union[int, str]
-    # the dtype of the KV cache (default: fp16)
-    kv_dtype: Union[Literal["fp16", "bf16", "fp8", "fp32"], str]
-    # the form in which DeepSeek's attention is cached and computed (default: latent)
-    mla: Union[Literal["latent", "absorbed", "expanded"], str]
-    # how many tokens of a prompt are read at once, or whole (default: whole, or 2048 with --tp)
-    prefill: Values
-    # what a CUDA context and its kernels take on every GPU (default: 500MB)
-    cuda_context: Union[int, str]
     # also write the placement as a device_map for accelerate
     device_map: StrPath
 
@@ -174,18 +122,6 @@ class InspectOptions(TypedDict, total=False):
     """Options of `qconv inspect`."""
     # refuse what this engine cannot load, and say what helps
     for_: Union[Literal["transformers", "vllm", "qconv", "vllm-qconv", "all"], str]
-
-
-class VerifyOptions(TypedDict, total=False):
-    """Options of `qconv verify`."""
-    # the checkpoint that OUT was made from
-    against: StrPath
-    # an adapter that OUT was made with, as convert took it; may be repeated
-    lora: Union[StrPath, Sequence[StrPath]]
-    # count how often each quantized weight has each code, as a member "codes"
-    codes: bool
-    # how many threads work, 1 to 1024 (default: one per processor)
-    threads: Union[int, str]
 
 
 class UnpackOptions(TypedDict, total=False):

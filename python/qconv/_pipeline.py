@@ -51,10 +51,6 @@ def is_weights(name: str) -> bool:
     return bool(TORCH_NAME.match(name)) or name.endswith((".safetensors", ".safetensors.zst"))
 
 
-def names_of(parts: Sequence[str]) -> str:
-    return ", ".join("'%s'" % p for p in parts)
-
-
 def rules_of(path: str) -> List[Tuple[str, str]]:
     """The rules of a file for --recipe. InputError where it is none."""
     try:
@@ -82,9 +78,10 @@ class Source:
             # ["diffusers", "AutoencoderKL"]; [null, null] is a part that this pipeline does without.
             self.parts = [name for name, what in index.items() if isinstance(what, list) and what and
                           isinstance(what[0], str) and re.match(r"[^_./\\][^/\\]*\Z", name)]
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise InputError("%s: no JSON object" % os.path.join(folder, INDEX)) from None
-        self.with_weights = [p for p in self.parts if any(is_weights(n) for n in self.of_part(p))]
+        there = {n.partition("/")[0] for n in self.files}  # an index may name any number of parts
+        self.with_weights = [p for p in self.parts if p in there and any(is_weights(n) for n in self.of_part(p))]
 
     def of_part(self, part: str) -> List[str]:
         return [n[len(part) + 1:] for n in self.files if n.startswith(part + "/") and "/" not in n[len(part) + 1:]]
@@ -186,7 +183,6 @@ class Output:
         write_text(os.path.join(self.folder, RECORD), json.dumps(text, indent=2) + "\n")
 
     def fill(self, source: str, made_as: Dict[str, Any], digests: Mapping[str, str], copies: Mapping[str, str]) -> None:
-        """Copies what is not here yet."""
         for path, origin in copies.items():
             if path not in self.files or not os.path.isfile(os.path.join(self.folder, path)):
                 copy(os.path.join(source, origin), os.path.join(self.folder, path))
@@ -225,7 +221,6 @@ class Walk:
         self.parts: Dict[str, Result] = {}
 
     def part(self, kind: Type[Result], name: str) -> None:
-        """The command for one part."""
         places = [os.path.join(p, name) for p in self.places]
         typed = [t for t in self.typed if not t.startswith("--against=")]
         if "against" in self.given:
@@ -271,7 +266,7 @@ class Walk:
             for name in parts:
                 self.try_out(name)
         self.say("%s is a diffusers pipeline: %s %s converted, everything else (%d file%s) is copied" % (
-            source.folder, names_of(parts), "is" if len(parts) == 1 else "are", len(copies) + 1,
+            source.folder, ", ".join("'%s'" % p for p in parts), "is" if len(parts) == 1 else "are", len(copies) + 1,
             "s" if copies else ""))
         if dry:
             for name in parts:

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import IO, Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import IO, Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from ._options import REPEATED
 from .errors import BY_EXIT_CODE, Error, ProgramError, QconvWarning, RunError, UsageError
-from .results import Result
+from .results import Result, Shown
 
 log = logging.getLogger("qconv")
 StrPath = Union[str, "os.PathLike[str]"]
@@ -66,7 +67,6 @@ def start_failure(path: str, error: OSError) -> ProgramError:
 
 
 def text_of(value: object) -> str:
-    """A value as it is typed."""
     if isinstance(value, (list, tuple)):
         return ",".join(text_of(v) for v in value)
     if isinstance(value, float):
@@ -127,25 +127,35 @@ class Bars:
             self.bar = None
 
 
+@contextmanager
+def listening(progress: Union[None, bool, ProgressCallback]) -> Iterator[Optional[ProgressCallback]]:
+    """Who hears of progress: the caller's function, or for True a bar."""
+    bars = Bars() if progress is True else None
+    try:
+        yield bars or (progress if callable(progress) else None)
+    finally:
+        if bars:
+            bars.close()
+
+
 class Run:
     """One run of the program. Its own process group keeps Ctrl-C of a terminal from it: this process
-    passes it on once, because the second one would end the program at once."""
+    passes it on once, because the second one would end the program at once. shown: its output is this process's."""
 
-    def __init__(self, argv: Sequence[str], inherited: Sequence[int] = ()) -> None:
-        path = find()
+    def __init__(self, argv: Sequence[str], inherited: Sequence[int] = (), shown: bool = False) -> None:
+        path, pipe = find(), None if shown else subprocess.PIPE
         try:
-            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.PIPE, start_new_session=True, pass_fds=inherited)
+            self.process = subprocess.Popen([path, *argv], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+                                            start_new_session=True, pass_fds=inherited)
         except OSError as error:
             raise start_failure(path, error) from None
         self.printed = b""
         self.message = ""
-        self.said_all = False
+        self.said_all = shown
         self.lines: "queue.SimpleQueue[Optional[str]]" = queue.SimpleQueue()
         out, err = self.process.stdout, self.process.stderr
-        assert out and err
-        self.threads = [threading.Thread(target=self.take_output, args=(out,), daemon=True),
-                        threading.Thread(target=self.take_lines, args=(err,), daemon=True)]
+        self.threads = [threading.Thread(target=take, args=(file,), daemon=True)
+                        for take, file in ((self.take_output, out), (self.take_lines, err)) if file]
         for thread in self.threads:
             thread.start()
 
@@ -229,23 +239,27 @@ def answer(kind: Type[R], command: str, places: Sequence[Optional[StrPath]], opt
 def ask(kind: Type[R], command: str, typed: Sequence[str], places: Sequence[Optional[StrPath]],
         progress: Union[None, bool, ProgressCallback] = None) -> R:
     """The same with options as they are typed."""
-    bars = Bars() if progress is True else None
-    listener = bars or (progress if callable(progress) else None)
-    argv = [command, *typed, "--json"]
-    if listener:
-        argv.append("--progress=json")
-    argv += ["--", *(os.fspath(p) for p in places if p is not None)]
-    try:
+    with listening(progress) as listener:
+        argv = [command, *typed, "--json", *(["--progress=json"] if listener else []), "--",
+                *(os.fspath(p) for p in places if p is not None)]
         code, printed, message = run(argv, listener)
-    finally:
-        if bars:
-            bars.close()
     result = kind.from_json(json.loads(printed)) if printed.strip() else None
+    if isinstance(result, Shown):
+        object.__setattr__(result, "asked", (command, typed, [os.fspath(p) for p in places if p is not None]))
     if code:
         raise failure(code, message, result)
     if result is None:
         raise ProgramError("'%s' printed nothing for 'qconv %s --json'" % (find(), command))
     return result
+
+
+def shown(command: str, typed: Sequence[str], places: Sequence[str]) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QconvWarning)  # they were said before
+        code, printed, message = run([command, *typed, "--", *places], None)
+    if code:
+        raise failure(code, message, None)
+    return printed.decode("utf-8", "replace").rstrip("\n")
 
 
 def version() -> str:

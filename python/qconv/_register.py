@@ -1,8 +1,10 @@
-"""What `import qconv` does to other packages: transformers 5 is taught to load mixtures of experts (_experts.py).
+"""What `import qconv` does to other packages: transformers is taught to read compressed outputs (_shards.py), and transformers 5
+to load mixtures of experts (_experts.py).
 
-Neither package is imported for it. The teaching waits until transformers imports its table of quantizers, which is when
+Neither package is imported for it. The teaching waits until transformers imports the module that is taught, which is when
 from_pretrained is about to need it.
 """
+import importlib
 import importlib.abc
 import importlib.util
 import sys
@@ -10,13 +12,16 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Optional, Sequence
 
-TABLE = "transformers.quantizers.auto"
+TAUGHT = {"transformers.modeling_utils": "_shards", "transformers.quantizers.auto": "_experts"}  # each by a register()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def find_spec(self, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
                   ) -> Optional[ModuleSpec]:
-        if name != TABLE:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -25,21 +30,22 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def and_teach(module: ModuleType) -> None:
                 execute(module)
-                teach()
+                teach(module)
 
             spec.loader.exec_module = and_teach  # type: ignore[method-assign]
         return spec
 
 
-def teach() -> None:
+def teach(module: ModuleType) -> None:
     import transformers
-    if int(transformers.__version__.split(".")[0]) >= 5:
-        from . import _experts
-        _experts.register()
+    if module.__name__ != "transformers.quantizers.auto" or int(transformers.__version__.split(".")[0]) >= 5:
+        importlib.import_module("." + TAUGHT[module.__name__], __package__).register(module)
 
 
 def register() -> None:
-    if TABLE in sys.modules:
-        teach()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    known = {finder.name for finder in sys.meta_path if isinstance(finder, _Finder)}
+    for name in TAUGHT:
+        if name in sys.modules:
+            teach(sys.modules[name])
+        elif name not in known:
+            sys.meta_path.insert(0, _Finder(name))

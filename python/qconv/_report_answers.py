@@ -88,7 +88,6 @@ def validation_of(v: Json) -> str:
 
 
 def validation_page(v: Json) -> str:
-    """The page of a validation."""
     verdict = f': <span class="no">{len(v["failed"])} not good enough</span>' if v["failed"] else \
         ': <span class="yes">passed</span>' if v["baseline"] or v["max_error"] is not None else ""
     title = f"<h1>{esc(v['path'])} against {esc(v['against'])}{verdict}</h1>\n"
@@ -96,7 +95,6 @@ def validation_page(v: Json) -> str:
 
 
 def found_text(n: Optional[int]) -> str:
-    """A longest context or largest batch."""
     return "no limit" if n is None else count(n) if n else "none fits"
 
 

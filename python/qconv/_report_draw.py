@@ -68,7 +68,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def section(name: str, title: str) -> str:
-    """The title of a section."""
     return '<h2 id="%s">%s</h2>\n' % (name, title)
 
 
@@ -83,7 +82,6 @@ def cards(items: Iterable[Optional[Tuple[str, str]]]) -> str:
 
 
 def document(title: str, body: str) -> str:
-    """A whole page."""
     return ('<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"/><meta name="viewport" '
             'content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
             "<title>%s</title><style>%s</style></head>\n<body>\n%s<p class=\"soft\">Made by qconv %s.</p>\n</body>\n"
@@ -106,12 +104,10 @@ def rect(names: str, x: float, y: float, width: float, height: float, title: str
 
 
 def line(names: str, x1: float, x2: float, y1: float, y2: float) -> str:
-    """A line between two places."""
     return '<line class="%s" x1="%.2f%%" x2="%.2f%%" y1="%.1f" y2="%.1f"/>' % (names, x1, x2, y1, y2)
 
 
 def label(x: float, y: float, text: str, anchor: str = "start", names: str = "") -> str:
-    """A word in a drawing."""
     return '<text x="%.2f%%" y="%.1f" text-anchor="%s"%s>%s</text>' % (
         x, y, anchor, ' class="%s"' % names if names else "", text)
 

@@ -69,7 +69,6 @@ def expected_shares(scheme: str, n: int) -> List[float]:
 
 
 def entropy(counts: Sequence[int]) -> float:
-    """The bits that a code carries."""
     total = sum(counts) or 1
     return max(0.0, -sum(c / total * math.log2(c / total) for c in counts if c))
 
@@ -143,21 +142,12 @@ def ask(command: str, places: Sequence[StrPath], options: Mapping[str, Any], pro
 
 
 def product(dims: Iterable[int]) -> int:
-    """The elements of a shape."""
-    n = 1
-    for d in dims:
-        n *= d
-    return n
+    return math.prod(dims)
 
 
 def logical(t: Json) -> List[int]:
     """The shape of a tensor of inspect, and of what it holds where that is quantized."""
     return list(t.get("logical_shape") or t["shape"])
-
-
-def bits_of_dtype(dtype: str) -> int:
-    """"BF16" has 16."""
-    return 8 if dtype == "BOOL" else int(re.sub("[^0-9]", " ", dtype).split()[0])
 
 
 class Output:
@@ -241,7 +231,7 @@ class Output:
         plain = 0
         for t in self.tensors:
             if t["name"] in names:
-                plain += product(logical(t)) * (bits_of_dtype(t["logical_dtype"]) // 8)
+                plain += product(logical(t)) * (int(re.findall("[0-9]+", t["logical_dtype"])[0]) // 8)
             elif "state_of" not in t:
                 plain += t["bytes_with_state"] if t["scheme"] else t["bytes"]
         elements = sum(product(logical(t)) for t in self.stored)
@@ -341,23 +331,18 @@ def decibels(rel_mse: Optional[float]) -> Optional[float]:
     return -10.0 * math.log10(rel_mse) if rel_mse else None
 
 
-def form_name(t: Json) -> str:
-    """"nf4, blocks of 64, 8-bit scales"."""
-    if not t.get("block_size"):
-        return "%s, a scale per row" % t["scheme"]
-    return "%s, blocks of %d%s" % (t["scheme"], t["block_size"], ", 8-bit scales" if t.get("double_quant") else "")
-
-
 def weights_of(out: Output) -> List[Json]:
     """Each quantized weight with its kind, form, layer and error."""
     errors, rows = out.errors(), []
     for t, kind in zip(out.stored, kind_names([t["name"] for t in out.stored])):
         e, shape = errors.get(t["name"], {}), logical(t)
+        form = "%s, blocks of %d%s" % (t["scheme"], t["block_size"], ", 8-bit scales" if t.get("double_quant") else "") \
+            if t.get("block_size") else "%s, a scale per row" % t["scheme"]
         known = "rel_mse" in e
         if known and e["at"] >= product(shape) > 0:
             raise CheckError("%s: tensor '%s': the place of its largest error is %d, expected less than %d" % (
                 MANIFEST, t["name"], e["at"], product(shape)))
-        rows.append({"name": t["name"], "kind": kind, "form": form_name(t), "layer": layer_of(t["name"]),
+        rows.append({"name": t["name"], "kind": kind, "form": form, "layer": layer_of(t["name"]),
                      "shape": shape, "bytes": t["bytes_with_state"],
                      "rel_mse": e.get("rel_mse"), "sqnr": decibels(e.get("rel_mse")),
                      "max_err": e.get("max_err"), "max_at": place_of(e["at"], shape) if known else None,

@@ -64,7 +64,9 @@ class Catch(TorchFunctionMode):
             return func(*args, **kwargs)
         name, part, whole = found
         weight = args[at]
-        self.across[name] = held_across(weight, whole) == (func is functional.linear or left)
+        turned = weight.dim() >= 2 and whole.dim() >= 2 and weight.stride()[-2:] == whole.stride()[-2:][::-1] \
+            and weight.shape[-2:] == whole.shape[-2:][::-1]
+        self.across[name] = turned == (func is functional.linear or left)
         if left:
             x = x.transpose(-1, -2)
         if self.before is not None:
@@ -78,9 +80,3 @@ class Catch(TorchFunctionMode):
         if self.after is not None:
             self.after(name, part, x, y.transpose(-1, -2) if left else y)
         return y
-
-
-def held_across(weight: T, whole: T) -> bool:
-    """Is a view of a parameter a transposed one?"""
-    return weight.dim() >= 2 and whole.dim() >= 2 and weight.stride()[-2:] == whole.stride()[-2:][::-1] \
-        and weight.shape[-2:] == whole.shape[-2:][::-1]

@@ -58,7 +58,6 @@ def outermost(members: List[Tuple[str, nn.Module]], is_layer: Callable[[nn.Modul
 
 
 def is_float(value: Any) -> bool:
-    """Is it a tensor of floating-point numbers?"""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
@@ -88,17 +87,14 @@ class Call:
         self.static = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.tensors: List[torch.Tensor] = [leaves[i] for i in self.at]
         self.main = self.streams = 0            # the dimension of the batch in hidden states, and what is before it
-        self.batch = self._batch()
-        self.dims = [self._dim(tensor) for tensor in self.tensors]
-
-    def _batch(self) -> int:
         first = next((tensor for tensor in self.tensors if is_float(tensor)), None)
-        if first is None or first.dim() < 3 or not self.stream.batch:
-            return 0
-        if second_is_batch(first, self.stream.batch) and first.dim() == 4:
-            self.main, self.streams = 1, first.shape[0]
-            return int(self.stream.batch)
-        return first.shape[0] if first.shape[0] % self.stream.batch == 0 else 0
+        self.batch = 0
+        if first is not None and first.dim() >= 3 and stream.batch:
+            if second_is_batch(first, stream.batch) and first.dim() == 4:
+                self.main, self.streams, self.batch = 1, first.shape[0], int(stream.batch)
+            elif first.shape[0] % stream.batch == 0:
+                self.batch = first.shape[0]
+        self.dims = [self._dim(tensor) for tensor in self.tensors]
 
     def _dim(self, tensor: torch.Tensor) -> Optional[int]:
         """The dimension in which an argument is cut."""
@@ -111,7 +107,6 @@ class Call:
         return 0 if rows == self.stream.batch or rows and rows % self.batch == 0 else None
 
     def pieces(self) -> List[slice]:
-        """The slices the call is computed in."""
         if not self.batch:
             return [WHOLE]
         step = self.stream.rows * max(self.batch // self.stream.batch, 1)
@@ -165,7 +160,7 @@ class Joined:
         self.whole: List[Any] = []
         self.dims: List[Optional[int]] = []
         self.tree: Any = None
-        self.first = self.done = 0
+        self.done = 0
 
     def add(self, flat: List[Any], tree: Any, piece: slice) -> None:
         """Takes what `call.run(piece)` made."""
@@ -174,9 +169,16 @@ class Joined:
             return
         rows = piece.stop - piece.start
         if self.tree is None:
-            self.tree, self.first = tree, rows
+            self.tree = tree
             self.dims = [self._dim(value, rows) for value in flat]
-            self.whole = [self._room(value, dim) for value, dim in zip(flat, self.dims)]
+            self.whole = []
+            for value, dim in zip(flat, self.dims):
+                if dim is None:
+                    self.whole.append(self._kept(value))
+                    continue
+                shape = list(value.shape)
+                shape[dim] = shape[dim] // rows * self.call.batch
+                self.whole.append(place(shape, value.detach().new_empty(0).to(self.home), self.folder))
         for i, value in enumerate(flat):
             dim, whole = self.dims[i], self.whole[i]
             if dim is None:
@@ -194,23 +196,12 @@ class Joined:
             return None
         if self.call.main == 1 and value.dim() == 4 and (value.shape[0], value.shape[1]) == (self.call.streams, rows):
             return 1
-        alone = value.shape[0] == 1 and self.call.batch > 1 and not is_hidden(value)
+        # One row is what all rows share, such as a bias of positions [1, heads, tokens, tokens].
+        alone = value.shape[0] == 1 and self.call.batch > 1 and value.dim() > 3
         return None if value.shape[0] % rows or not value.shape[0] or alone else 0
-
-    def _room(self, value: Any, dim: Optional[int]) -> Any:
-        if dim is None:
-            return self._kept(value)
-        shape = list(value.shape)
-        shape[dim] = shape[dim] // self.first * self.call.batch
-        return place(shape, value.detach().new_empty(0).to(self.home), self.folder)
 
     def _kept(self, value: Any) -> Any:
         return value.to(self.home) if isinstance(value, torch.Tensor) else value
-
-
-def is_hidden(value: torch.Tensor) -> bool:
-    """Can it be hidden states, [rows, tokens, width]? Not a bias of positions [1, heads, tokens, tokens]."""
-    return value.dim() <= 3
 
 
 class Layer(torch.autograd.Function):

@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from .errors import InputError, QconvWarning
+from .errors import InputError, QconvWarning, listed
 
 Device = Union[str, torch.device]
 Value = Callable[[str, Optional[torch.dtype]], torch.Tensor]
@@ -36,6 +36,30 @@ def _is_in(name: str, path: str) -> bool:
     parts = name.split(".")
     before = [".".join(parts[:i]) for i, part in enumerate(parts) if i and part.isdigit()]
     return any(p == path or p.endswith("." + path) or path.endswith("." + p) for p in before)
+
+
+def judge_keys(model: nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Raises InputError for parameters that a checkpoint has no weights for, and for weights of layers that the model does
+    not use; what is left over besides, such as a head, is a warning. The model's class says what may be so."""
+    def left(names: Iterable[str], attribute: str, also: str = "") -> List[str]:
+        patterns = [*(getattr(model, attribute, None) or ()), *([also] if also else ())]
+        return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
+    absent = left(missing, "_keys_to_ignore_on_load_missing")
+    left_over = left(unexpected, "_keys_to_ignore_on_load_unexpected",
+                     r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.masked_bias$|attn(ention)?\.bias$")
+    kind, version = type(model).__name__, transformers.__version__
+    if absent:
+        raise InputError("the checkpoint has no weights for %s, which %s of transformers %s needs"
+                         % (listed(absent), kind, version))
+    lists = [path for path, module in model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    heads = [name for name in left_over if not any(_is_in(name, path) for path in lists)]
+    layers = [name for name in left_over if name not in heads]
+    if layers:
+        raise InputError("the checkpoint has weights that %s of transformers %s does not use: %s"
+                         % (kind, version, listed(layers)))
+    if heads:
+        warnings.warn("%s of transformers %s does not use the checkpoint's %s" % (kind, version, listed(heads)),
+                      QconvWarning, stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -86,30 +110,36 @@ class Loader:
         self.found: Dict[str, Group] = {}       # by every parameter and buffer that is made of it
         self._numbers: Dict[Any, Any] = {}
         unexpected = []
-        for group in self._groups():
+        groups: Dict[str, Group] = {}
+        for name, target, pattern, converter in self._renamed():
+            group = groups.setdefault(target, Group(target, [], converter, {}))
+            if group.converter is not None or not group.tensors:
+                group.tensors.append((name, pattern))
+        for group in groups.values():
             if group.first not in self.state:
                 unexpected += [name for name, _ in group.tensors]
                 continue
-            group.shapes = {name: tuple(value.shape) for name, value in self._convert(group, self._on_meta).items()}
+            shaped = self._convert(group, lambda name, dtype: torch.empty(source.shape(name), dtype=dtype, device="meta"))
+            group.shapes = {name: tuple(value.shape) for name, value in shaped.items()}
             for name in group.shapes:
                 self.found[name] = group
         self._check(unexpected)
 
     # ---- names --------------------------------------------------------------------------------------------------
 
-    def _groups(self) -> List[Group]:
-        groups: Dict[str, Group] = {}
-        for name, target, pattern, converter in self._renamed():
-            group = groups.setdefault(target, Group(target, [], converter, {}))
-            if group.converter is not None or not group.tensors:
-                group.tensors.append((name, pattern))
-        return list(groups.values())
-
     def _renamed(self) -> Iterable[Tuple[str, str, Optional[str], Any]]:
         """(checkpoint tensor, first parameter it goes to, pattern, converter) in transformers' order."""
         model, prefix = self.model, self.model.base_model_prefix
         if int(transformers.__version__.split(".")[0]) < 5:
-            yield from ((name, target, None, None) for name, target in self._renamed_by_4().items())
+            names, dot = list(self.source.names), prefix + "."
+            expects = bool(prefix) and any(name.startswith(dot) for name in self.state)
+            inside = bool(prefix) and any(name.startswith(dot) for name in names)
+            renamed = model._get_key_renaming_mapping(
+                names, getattr(model, "_checkpoint_conversion_mapping", None) or None,
+                loading_base_model_from_task_state_dict=inside and not hasattr(model, prefix) and not expects,
+                loading_task_model_from_base_state_dict=expects and not inside and hasattr(model, prefix)
+                and not any(name in self.state for name in names))
+            yield from ((name, target, None, None) for name, target in dict(renamed).items())
             return
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (WeightConverter, WeightRenaming, dot_natural_key,
@@ -124,39 +154,11 @@ class Loader:
                 target, pattern = rename_source_key(name, [], [], prefix, self.state)
             yield name, target, pattern, None if pattern is None else by_pattern[pattern]
 
-    def _renamed_by_4(self) -> Dict[str, str]:
-        model, names, prefix = self.model, list(self.source.names), self.model.base_model_prefix
-        dot = prefix + "."
-        expects = bool(prefix) and any(name.startswith(dot) for name in self.state)
-        inside = bool(prefix) and any(name.startswith(dot) for name in names)
-        return dict(model._get_key_renaming_mapping(
-            names, getattr(model, "_checkpoint_conversion_mapping", None) or None,
-            loading_base_model_from_task_state_dict=inside and not hasattr(model, prefix) and not expects,
-            loading_task_model_from_base_state_dict=expects and not inside and hasattr(model, prefix)
-            and not any(name in self.state for name in names)))
-
     def _check(self, unexpected: List[str]) -> None:
         """Raises InputError where weights are missing, left over, or of another shape."""
-        def left(names: Iterable[str], attribute: str, also: str = "") -> List[str]:
-            patterns = [*(getattr(self.model, attribute, None) or ()), *([also] if also else ())]
-            return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
         self.absent = [name for name in self.meta if self._key(name) is None]
-        missing = left(self.absent, "_keys_to_ignore_on_load_missing")
-        left_over = left(unexpected, "_keys_to_ignore_on_load_unexpected",
-                         r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.masked_bias$|attn(ention)?\.bias$")
+        judge_keys(self.model, self.absent, unexpected)
         kind = type(self.model).__name__
-        if missing:
-            raise InputError("the checkpoint has no weights for %s, which %s of transformers %s needs"
-                             % (listed(missing), kind, transformers.__version__))
-        lists = [path for path, module in self.model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
-        heads = [name for name in left_over if not any(_is_in(name, path) for path in lists)]
-        layers = [name for name in left_over if name not in heads]
-        if layers:
-            raise InputError("the checkpoint has weights that %s of transformers %s does not use: %s"
-                             % (kind, transformers.__version__, listed(layers)))
-        if heads:
-            warnings.warn("%s of transformers %s does not use the checkpoint's %s" % (
-                kind, transformers.__version__, listed(heads)), QconvWarning, stacklevel=2)
         for group in self.found.values():
             for name, shape in group.shapes.items():
                 if name in self.meta and shape != tuple(self.meta[name].shape):
@@ -169,9 +171,6 @@ class Loader:
         return next((one for one in (name, *self.alias.get(name, ())) if one in self.found), None)
 
     # ---- values -------------------------------------------------------------------------------------------------
-
-    def _on_meta(self, name: str, dtype: Optional[torch.dtype]) -> torch.Tensor:
-        return torch.empty(self.source.shape(name), dtype=dtype, device="meta")
 
     def _convert(self, group: Group, value: Value) -> Dict[str, torch.Tensor]:
         """What transformers makes of a group whose tensors value(name, dtype) gives, by state dict name."""
@@ -220,13 +219,11 @@ class Loader:
                     self.put(name, tensor)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Puts the parameters among these back on meta."""
         for name in names:
             if name in self.meta:
                 self.put(name, self.meta[name])
 
     def get(self, name: str) -> torch.Tensor:
-        """The parameter or buffer as it is now."""
         module, leaf = self.owner(name)
         return getattr(module, leaf)
 
@@ -236,7 +233,6 @@ class Loader:
         return self.model.get_submodule(path), leaf
 
     def put(self, name: str, value: torch.Tensor) -> None:
-        """Holds `value` as this parameter or buffer."""
         module, leaf = self.owner(name)
         if leaf in module._parameters:
             module._parameters[leaf] = value
@@ -244,6 +240,11 @@ class Loader:
             module._buffers[leaf] = value.to(module._buffers[leaf].dtype)
 
     # ---- where a parameter comes from ---------------------------------------------------------------------------
+
+    def held_across(self, name: str) -> bool:
+        """Whether the parameter holds its matrices [inputs, outputs], as far as its module says."""
+        module = self.owner(name)[0]
+        return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
 
     def origin(self, name: str, across: Optional[bool] = None) -> List[Origin]:
         """The checkpoint matrices that the parameter `name` (2 or 3 dimensions) is made of.
@@ -256,9 +257,7 @@ class Loader:
         key = self._key(name)
         if key is None or self.meta[name].dim() not in (2, 3):
             return []
-        if across is None:
-            module = self.owner(name)[0]
-            across = isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
+        across = self.held_across(name) if across is None else across
         group = self.found[key]
         tensors = [tensor for tensor, _ in group.tensors]
         if group.converter is None:
@@ -333,9 +332,3 @@ class Numbers:
         """Is every row 0, 1, 2 ...?"""
         line = torch.arange(self.inputs, dtype=self.columns.dtype)
         return self.same_in_column[part] and torch.equal(self.columns[part], line)
-
-
-def listed(names: List[str]) -> str:
-    """The first few of these names, and how many more there are."""
-    more = " and %d more" % (len(names) - 3) if len(names) > 3 else ""
-    return ", ".join("'%s'" % name for name in names[:3]) + more

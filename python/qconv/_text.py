@@ -69,7 +69,6 @@ class Windows:
         return int(self.ids.shape[1])
 
     def of(self, numbers: Sequence[int]) -> "Windows":
-        """These of them alone."""
         return replace(self, ids=self.ids[list(numbers)], lengths=[self.lengths[n] for n in numbers],
                        sequences=[self.sequences[n] for n in numbers])
 
@@ -87,7 +86,10 @@ class Windows:
         no other size of the model, because a stream tells the batch by its size. A mask, BoolTensor [rows, tokens], says
         which tokens are the text's: of what the model reads, and last of what it answers to."""
         numbers = list(numbers)
-        rows = numbers + [numbers[0]] * (_prime(len(numbers), {*_integers(config), self.longest}) - len(numbers))
+        prime, taken = max(len(numbers), 5), {*_integers(config), self.longest}
+        while prime in taken or any(prime % d == 0 for d in range(2, int(prime ** 0.5) + 1)):
+            prime += 1
+        rows = numbers + [numbers[0]] * (prime - len(numbers))
         lengths = [self.lengths[n] for n in rows]
         true = [n if i < len(numbers) else 0 for i, n in enumerate(lengths)]
         inputs: Dict[str, torch.Tensor] = {}
@@ -132,7 +134,6 @@ def _padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _integers(config: Any) -> Iterable[int]:
-    """All whole numbers of a config and its parts."""
     values: List[Any] = [config.to_dict()]
     while values:
         value = values.pop()
@@ -142,13 +143,6 @@ def _integers(config: Any) -> Iterable[int]:
             values += value
         elif isinstance(value, int):
             yield value
-
-
-def _prime(least: int, taken: Iterable[int]) -> int:
-    n = max(least, 5)
-    while n in taken or any(n % d == 0 for d in range(2, int(n ** 0.5) + 1)):
-        n += 1
-    return n
 
 
 # ---- what a text is ----
@@ -188,8 +182,15 @@ def windows(text: StrPath, model: StrPath, *, tokenizer: Optional[StrPath] = Non
         kind, front, back, sequences = _encoded(name, data, [f for f in (model, beside) if f is not None], tokenizer,
                                                 vocabulary, paragraphs)
         sequences, back = [s[:max_tokens or None] for s in sequences], back if paragraphs else []
-    extra, digest = _inputs_of(inputs), hashlib.blake2b(data, digest_size=16)
+    extra, digest = {}, hashlib.blake2b(data, digest_size=16)  # type: Dict[str, torch.Tensor], Any
     if inputs is not None:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+        try:
+            extra = load_file(inputs)
+        except (OSError, SafetensorError) as error:
+            raise InputError("%s: no safetensors file with arguments of the model: %s" % (
+                os.fspath(inputs), str(error).splitlines()[0])) from None
         digest.update(Path(inputs).read_bytes())
     rows, of = cut(sequences, front, length, name, back)
     longest = max(len(r) for r in rows)
@@ -229,25 +230,12 @@ def context_of(config: Any, asked: Optional[int]) -> int:
 
 
 def content_of(text: StrPath) -> bytes:
-    """The bytes of a text."""
     if os.fspath(text) == DEFAULT:
         return lzma.decompress((Path(__file__).parent / "calibration_text.xz").read_bytes())
     try:
         return Path(text).read_bytes()
     except FileNotFoundError:
         raise RunError("%s: there is no such text" % os.fspath(text)) from None
-
-
-def _inputs_of(path: Optional[StrPath]) -> Dict[str, torch.Tensor]:
-    if path is None:
-        return {}
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError("%s: no safetensors file with arguments of the model: %s" % (
-            os.fspath(path), str(error).splitlines()[0])) from None
 
 
 # ---- ids ----
@@ -264,30 +252,26 @@ def parse_ids(data: bytes, vocabulary: int, max_tokens: Optional[int] = None) ->
         for word in re.finditer(rb"[^ \t]+", line):
             if left == 0:
                 break
-            ids.append(_id_of(word.group(), vocabulary, number, word.start()))
+            text, at, why = word.group(), word.start(), None
+            digits = re.match(rb"\d*", text).group()  # type: ignore[union-attr]
+            if len(digits) > 1 and digits.startswith(b"0"):
+                why = "a token id has no leading zeros"
+            elif len(digits) > 18 or digits and int(digits) >= vocabulary:
+                why = "token id %s%s is not in the vocabulary of %d" % (
+                    digits[:24].decode(), "..." if len(digits) > 24 else "", vocabulary)
+            elif len(digits) < len(text):
+                byte, at = text[len(digits)], at + len(digits)
+                why = "expected a decimal token id, found %s" % (
+                    "'%c'" % byte if 0x20 < byte < 0x7f else "the byte 0x%02x" % byte)
+            if why:
+                raise InputError("line %d, column %d: %s" % (number, at + 1, why))
+            ids.append(int(digits))
             left -= 1
         if ids:
             out.append(ids)
         if left == 0:
             break
     return out
-
-
-def _id_of(word: bytes, vocabulary: int, line: int, at: int) -> int:
-    digits = re.match(rb"\d*", word).group()  # type: ignore[union-attr]
-    why = None
-    if len(digits) > 1 and digits.startswith(b"0"):
-        why = "a token id has no leading zeros"
-    elif len(digits) > 18 or digits and int(digits) >= vocabulary:
-        why = "token id %s%s is not in the vocabulary of %d" % (
-            digits[:24].decode(), "..." if len(digits) > 24 else "", vocabulary)
-    elif len(digits) < len(word):
-        byte, at = word[len(digits)], at + len(digits)
-        why = "expected a decimal token id, found %s" % (
-            "'%c'" % byte if 0x20 < byte < 0x7f else "the byte 0x%02x" % byte)
-    if why:
-        raise InputError("line %d, column %d: %s" % (line, at + 1, why))
-    return int(digits)
 
 
 def cut(sequences: Sequence[List[int]], front: List[int], context: int, name: str,
@@ -336,7 +320,14 @@ def _encoded(name: str, data: bytes, folders: Sequence[StrPath], asked: Optional
     if wrong is not None:
         raise InputError("%s: the tokenizer gives the token %d, which is not in the model's vocabulary of %d" % (
             name, wrong, vocabulary))
-    return _kind(own), dressed[:at], dressed[at + len(bare):], whole
+    said = json.loads(own.to_str())
+    model = said.get("model") or {}
+    kind = str(model.get("type") or "unknown")
+    if kind == "BPE" and model.get("byte_fallback"):
+        kind = "BPE with byte fallback"
+    elif kind == "BPE" and "ByteLevel" in json.dumps([said.get("pre_tokenizer"), said.get("decoder")]):
+        kind = "byte-level BPE"
+    return kind, dressed[:at], dressed[at + len(bare):], whole
 
 
 def _tokenizer_file(folders: Sequence[StrPath], asked: Optional[StrPath]) -> Optional[Path]:
@@ -390,13 +381,3 @@ class _Slow:
 
     def to_str(self) -> str:
         return json.dumps({"model": {"type": type(self.own).__name__}})
-
-
-def _kind(tokenizer: Any) -> str:
-    said = json.loads(tokenizer.to_str())
-    model = said.get("model") or {}
-    if model.get("type") != "BPE":
-        return str(model.get("type") or "unknown")
-    if model.get("byte_fallback"):
-        return "BPE with byte fallback"
-    return "byte-level BPE" if "ByteLevel" in json.dumps([said.get("pre_tokenizer"), said.get("decoder")]) else "BPE"

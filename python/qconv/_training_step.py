@@ -3,7 +3,7 @@ optimizer's states, so that everything the estimate counts is there at its peak.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Callable, List
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._program import answer
 from .errors import DeviceError, InputError, RunError
@@ -38,7 +38,6 @@ def measure(model: str, has_weights: bool, s: Setting, tokens: int) -> Json:
 
 
 def _free_bytes() -> int:
-    """Of the first GPU, as its driver counts them."""
     gpus = answer(Hardware, "hardware", [], {}).json["gpus"]
     return int(gpus[0]["free_bytes"]) if gpus else 0
 
@@ -47,7 +46,16 @@ def trainer(transformers: Any, torch: Any, model: str, has_weights: bool, s: Set
             device: str) -> Callable[[], float]:
     """A function that does one step on random ids and returns its loss."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[s.precision]
-    net = _model(transformers, torch, model, has_weights, s, dtype, device)
+    auto = transformers.AutoModelForCausalLM
+    if has_weights:
+        more = {}
+        if s.method == "qlora":
+            more["quantization_config"] = transformers.BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+        net = auto.from_pretrained(model, dtype=dtype, device_map={"": device}, **more)
+    else:  # random ones
+        with torch.device(device):
+            net = auto.from_config(transformers.AutoConfig.from_pretrained(model), dtype=dtype)
     if s.checkpointing:
         net.gradient_checkpointing_enable()
     if not s.full:
@@ -67,23 +75,16 @@ def trainer(transformers: Any, torch: Any, model: str, has_weights: bool, s: Set
     return step
 
 
-def _model(transformers: Any, torch: Any, model: str, has_weights: bool, s: Setting, dtype: Any, device: str) -> Any:
-    """The model on the device: with its weights where there are some, else with random ones."""
-    auto = transformers.AutoModelForCausalLM
-    if not has_weights:
-        with torch.device(device):
-            return auto.from_config(transformers.AutoConfig.from_pretrained(model), dtype=dtype)
-    more = {}
-    if s.method == "qlora":
-        more["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
-    return auto.from_pretrained(model, dtype=dtype, device_map={"": device}, **more)
-
-
 def _update(torch: Any, s: Setting, parameter: Any) -> Callable[[], None]:
     """The optimizer's step for one parameter. One in 16 bits has a float32 copy, which small steps are added to."""
     master = parameter if parameter.element_size() == 4 else parameter.detach().float().requires_grad_()
-    optimizer = _optimizer(torch, s.optimizer, [master])
+    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+    if s.optimizer == "adam8bit":
+        optimizer = importlib.import_module("bitsandbytes").optim.Adam8bit([master], lr=1e-4)
+    elif s.optimizer in kinds:
+        optimizer = kinds[s.optimizer]([master], lr=1e-4)
+    else:
+        optimizer = torch.optim.SGD([master], lr=1e-4, momentum=0.9)
 
     def update() -> None:
         if parameter.grad is None:
@@ -97,10 +98,3 @@ def _update(torch: Any, s: Setting, parameter: Any) -> Callable[[], None]:
             with torch.no_grad():
                 parameter.copy_(master)
     return update
-
-
-def _optimizer(torch: Any, name: str, parameters: List[Any]) -> Any:
-    if name == "adam8bit":
-        return importlib.import_module("bitsandbytes").optim.Adam8bit(parameters, lr=1e-4)
-    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
-    return kinds[name](parameters, lr=1e-4) if name in kinds else torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)

@@ -35,6 +35,14 @@ class Values(_library._Handle):
         given = [a if isinstance(a, tuple) else (a, 1.0) for a in adapters]
         paths = (c.c_char_p * len(given))(*[os.fsencode(a) for a, _ in given])
         scales = (c.c_double * len(given))(*[scale for _, scale in given])
+        if os.path.isfile(os.path.join(path, "qconv.json")):
+            with _library.Reader(path) as reader:
+                listed = {t.shard for device in reader.devices for t in device.tensors}
+            for shard in sorted(listed):
+                twin = shard.removesuffix(".zst")
+                if twin not in listed and os.path.lexists(os.path.join(path, twin)):
+                    raise errors.InputError(f"{path}: '{twin}' lies beside '{shard}', and qconv.json lists only the latter: "
+                                            "delete the one that is not the model")
         options = _library.ValuesOptions(EXPERTS.index(experts), len(given), paths, scales)
         super().__init__("qc_values_open", os.fsencode(path), c.byref(options))
         found = [_library.library().qc_values_at(self._handle, i).contents

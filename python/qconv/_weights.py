@@ -4,13 +4,15 @@ docs/format.md, section 3, has the forms. A weight's tensors stay as the file ha
 scales of compressed-tensors in 16 bits become floats, because libqconv multiplies with those.
 """
 import json
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from . import errors, ops
+from . import _library, errors, ops
+from ._cut import Cut, cut
 
 TORCH = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2,
          "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": getattr(torch, "float8_e8m0fnu", None),
@@ -79,12 +81,25 @@ def as_role(role: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.int8 if role == "codes" else torch.uint8)
 
 
+def dtype_of(tensor: _library.Tensor) -> torch.dtype:
+    """The dtype in torch of a tensor that a file lists."""
+    if TORCH.get(tensor.dtype) is None:
+        raise errors.InputError(f"tensor '{tensor.name}' is {tensor.dtype}, which torch {torch.__version__} does not have")
+    return TORCH[tensor.dtype]
+
+
 # ---- which tensors belong together --------------------------------------------------------------
 
 _STATE = re.compile(r"(.+)\.quant_state\.(bitsandbytes__nf4|bitsandbytes__fp4|qconv__int8)$")
 _PACKED = re.compile(r"(.+)\.weight_packed$")
 _SCB = re.compile(r"(.+)\.SCB$")
 _SCALE = re.compile(r"(.+)\.weight_scale$")
+_BESIDE = re.compile(r"\.(?:absmax|quant_map|nested_absmax|nested_quant_map|weight_format|weight_shape)$")
+
+
+def says_how(ending: str) -> bool:
+    """Whether a tensor of a weight says how the others lie, and holds none of its numbers."""
+    return ending.endswith(("weight_format", "weight_shape")) or "quant_state." in ending
 
 
 def groups(dtypes: Dict[str, str]) -> Dict[str, Dict[str, str]]:
@@ -94,6 +109,8 @@ def groups(dtypes: Dict[str, str]) -> Dict[str, Dict[str, str]]:
     found = {}
 
     def take(weight, names):
+        if weight in found:
+            _refuse(weight, "has the tensors of two forms")
         module = weight[:-len(".weight")] if weight.endswith(".weight") else weight
         found[weight] = {name[len(module):].lstrip("."): name for name in names}
 
@@ -114,117 +131,207 @@ def groups(dtypes: Dict[str, str]) -> Dict[str, Dict[str, str]]:
             take(f"{m[1]}.weight", [n for n in (name, f"{m[1]}.weight_scale", f"{m[1]}.weight_shape") if n in dtypes])
         elif (m := _SCALE.match(name)) and dtypes.get(f"{m[1]}.weight") == "I8":
             take(f"{m[1]}.weight", [f"{m[1]}.weight", name])
+    taken = {name for members in found.values() for name in members.values()}
+    for name in dtypes:
+        if name not in taken and _BESIDE.search(name):
+            raise errors.InputError(f"'{name}' is of a quantized weight, of which other tensors are missing")
     return found
 
 
 # ---- what they say ------------------------------------------------------------------------------
 
+MOST = (1 << 31) - 1            # rows, columns, experts
+MOST_EXPERTS = 1 << 16          # of one stack: each is a few objects
+MOST_STATE = 1 << 16            # bytes of a quant_state
 
-def _missing(weight, what):
-    raise errors.InputError(f"the quantized weight '{weight}' has no {what}")
+
+def _refuse(weight, why):
+    raise errors.InputError(f"the quantized weight '{weight}' {why}")
 
 
-def _state(weight, tensor):
-    text = json.loads(bytes(tensor.tolist()))
-    if not isinstance(text, dict) or not text.get("shape"):
-        raise errors.InputError(f"the quant_state of '{weight}' has no shape")
-    return text
+def _whole(weight, what, value, least=1, most=MOST):
+    """A number of a file, which may be anything there."""
+    if type(value) is not int or not least <= value <= most:
+        _refuse(weight, f"has {what} {value!r:.40}; expected a whole number from {least} to {most}")
+    return value
+
+
+def _member(weight, members, ending, dtypes=(), elements=None):
+    """One of a weight's tensors, of one of some dtypes and with so many elements."""
+    tensor = members.get(ending)
+    if tensor is None:
+        _refuse(weight, f"has no {ending or 'codes'}")
+    if dtypes and tensor.dtype not in dtypes:
+        _refuse(weight, f"has a {ending or 'tensor of codes'} in {tensor.dtype}; expected {' or '.join(map(str, dtypes))}")
+    if elements is not None and tensor.numel() != elements:
+        _refuse(weight, f"has {tensor.numel()} elements of {ending}; expected {elements}")
+    return tensor
 
 
 def _blockwise(weight, members, state_ending):
     """NF4, FP4 and int8 by blocks: what bitsandbytes calls a quant_state."""
     prefix = "weight." if "weight" in members else ""
-    codes = members.get("weight") if prefix else members.get("")
-    state = _state(weight, members[state_ending])
-    shape, nested = state["shape"], f"{prefix}nested_absmax" in members
-    form = "int8-block" if state_ending.endswith("qconv__int8") else "nf4"
-    roles = {f"{prefix}absmax": "scales", f"{prefix}quant_map": "code_map", f"{prefix}nested_absmax": "nested_absmax",
-             f"{prefix}nested_quant_map": "nested_map"}
-    for ending in [f"{prefix}absmax", *([f"{prefix}quant_map"] if form == "nf4" else []),
-                   *([f"{prefix}nested_quant_map"] if nested else [])]:
-        if ending not in members:
-            _missing(weight, ending)
-    tensors = {role: members[ending] for ending, role in roles.items() if ending in members}
-    stored = [Stored("weight" if prefix else "", "codes", codes.dtype, tuple(codes.shape))]
-    stored += [Stored(ending, role, members[ending].dtype, tuple(members[ending].shape))
-               for ending, role in roles.items() if ending in members]
-    text = members[state_ending]
-    stored.append(Stored(state_ending, bytes(text.tolist()), text.dtype, tuple(text.shape)))
-    return shape, dict(form=form, block=state["blocksize"], nested_block=state.get("nested_blocksize", 0) if nested else 0,
-                       offset=state.get("nested_offset", 0.0) if nested else 0.0,
-                       dtype=getattr(torch, state.get("dtype", ""), None), codes=codes, **tensors), stored
+    text = _member(weight, members, state_ending, [torch.uint8])
+    try:
+        state = json.loads(bytes(text.reshape(-1).tolist())) if text.numel() <= MOST_STATE else None
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict) or not isinstance(state.get("shape"), list) or not isinstance(state.get("dtype", ""), str):
+        _refuse(weight, "has a quant_state that is no JSON object with its shape")
+    form, nested = "int8-block" if state_ending.endswith("qconv__int8") else "nf4", f"{prefix}nested_absmax" in members
+    parts = {"codes": (prefix[:-1], [torch.int8, torch.uint8] if form == "int8-block" else (), None),
+             "scales": (f"{prefix}absmax", [torch.uint8 if nested else torch.float32], None)}
+    if form == "nf4":
+        parts["code_map"] = f"{prefix}quant_map", [torch.float32], 16
+    if nested:
+        parts["nested_absmax"] = f"{prefix}nested_absmax", [torch.float32], None
+        parts["nested_map"] = f"{prefix}nested_quant_map", [torch.float32], 256
+    offset = state.get("nested_offset", 0.0) if nested else 0.0
+    if type(offset) not in (int, float) or not math.isfinite(offset):
+        _refuse(weight, f"has the nested_offset {offset!r:.40}; expected a number")
+    dtype = getattr(torch, state.get("dtype", ""), None)
+    return state["shape"], dict(
+        form=form, block=_whole(weight, "the blocksize", state.get("blocksize")), offset=float(offset),
+        nested_block=_whole(weight, "the nested_blocksize", state.get("nested_blocksize")) if nested else 0,
+        dtype=dtype if isinstance(dtype, torch.dtype) else None), parts, {state_ending: text}
 
 
-def _by_rows(members):
-    prefix = "weight" if "weight" in members else ""
-    codes, scales = members[prefix], members["SCB"]
-    shape = [*scales.shape, codes.numel() // max(scales.numel(), 1)]
-    stored = [Stored(prefix, "codes", codes.dtype, tuple(codes.shape)),
-              Stored("SCB", "scales", scales.dtype, tuple(scales.shape))]
-    if "weight_format" in members:
-        if int(members["weight_format"]):
-            raise errors.InputError("int8 codes in an order other than rows are not read")
-        stored.append(Stored("weight_format", b"\0", torch.uint8, tuple(members["weight_format"].shape)))
-    return shape, dict(form="int8", block=0, nested_block=0, offset=0.0, dtype=None, codes=codes,
-                       scales=scales), stored
+def _by_rows(weight, members):
+    codes, scales = _member(weight, members, "weight" if "weight" in members else ""), members["SCB"]
+    if codes.ndim < 2 or (codes.ndim == 2 and codes.shape[1] > 1 and codes.shape[0] != scales.numel()):  # [n, 1] is flat
+        _refuse(weight, f"has codes {list(codes.shape)} and scales {list(scales.shape)}; expected a scale for each row")
+    more = {"weight_format": members["weight_format"]} if "weight_format" in members else {}
+    for tensor in more.values():
+        if tensor.numel() != 1 or int(tensor):
+            _refuse(weight, "is int8 in an order other than rows, which is not read")
+    return [*scales.shape, codes.numel() // max(scales.numel(), 1)], dict(
+        form="int8", block=0, nested_block=0, offset=0.0, dtype=None), {
+        "codes": ("weight" if "weight" in members else "", [torch.int8], None), "scales": ("SCB", [torch.float32], None)}, more
 
 
 def _integers(weight, members):
     """compressed-tensors."""
     packed = "weight_packed" in members
-    codes, scales = members["weight_packed" if packed else "weight"], members.get("weight_scale")
-    if scales is None or (packed and "weight_shape" not in members):
-        _missing(weight, "weight_scale" if scales is None else "weight_shape")
-    shape = members["weight_shape"].tolist() if packed else list(codes.shape)
-    bits = codes.numel() * codes.element_size() * 8 // max(shape[0] * shape[1], 1)
-    if scales.ndim != 2 or scales.shape[0] != shape[0] or bits not in (4, 8):
+    ending = "weight_packed" if packed else "weight"
+    codes = _member(weight, members, ending, [torch.int32 if packed else torch.int8])
+    scales = _member(weight, members, "weight_scale", [torch.float32, torch.float16, torch.bfloat16])
+    more = {"weight_shape": _member(weight, members, "weight_shape", [torch.int64], 2)} if packed else {}
+    shape = more["weight_shape"].reshape(-1).tolist() if packed else list(codes.shape)
+    if len(shape) != 2:
+        _refuse(weight, f"has {len(shape)} dimensions; expected 2")
+    rows, cols = (_whole(weight, "the size", n) for n in shape)
+    bits = codes.numel() * codes.element_size() * 8 // (rows * cols)
+    if scales.ndim != 2 or scales.shape[0] != rows or not scales.shape[1] or bits not in (4, 8):
         raise errors.InputError(f"the integers of '{weight}' have {bits} bits and scales {list(scales.shape)}, a form "
                                 "that qconv.load does not read")
-    stored = [Stored("weight_packed" if packed else "weight", "codes", codes.dtype, tuple(codes.shape)),
-              Stored("weight_scale", "scales", scales.dtype, tuple(scales.shape))]
-    if packed:
-        stored.append(Stored("weight_shape", members["weight_shape"].numpy().tobytes(), torch.int64, (2,)))
     return shape, dict(form=f"w{bits}a16" if packed else "w8a8", nested_block=0, offset=0.0, dtype=scales.dtype,
-                       block=0 if scales.shape[1] == 1 else shape[1] // scales.shape[1], codes=codes,
-                       scales=scales), stored
+                       block=0 if scales.shape[1] == 1 else cols // scales.shape[1]), {
+        "codes": (ending, (), None), "scales": ("weight_scale", (), None)}, more
 
 
 def weights_of(weight: str, members: Dict[str, torch.Tensor]) -> List[QuantizedWeight]:
-    """The weight that a group of tensors is; or, of a stack [experts, rows, cols], those of its experts."""
+    """The weight that a group of tensors is; or, of a stack [experts, rows, cols], those of its experts. All that it says
+    of sizes, blocks and dtypes is held against its tensors, which may be on the device meta but for those that say how.
+    InputError names the weight."""
     state = [ending for ending in members if "quant_state." in ending]
     if state:
-        shape, parts, stored = _blockwise(weight, members, state[0])
+        shape, numbers, places, content = _blockwise(weight, members, state[0])
     elif "SCB" in members:
-        shape, parts, stored = _by_rows(members)
+        shape, numbers, places, content = _by_rows(weight, members)
     else:
-        shape, parts, stored = _integers(weight, members)
-    parts = {key: as_role(key, value) if key in ROLES else value for key, value in parts.items()}
-    if len(shape) == 2:
-        return [QuantizedWeight(rows=shape[0], cols=shape[1], stored=stored, name=weight, **parts)]
-    if len(shape) != 3:
-        raise errors.InputError(f"the quantized weight '{weight}' has {len(shape)} dimensions; expected 2 or 3")
-    return experts_of(QuantizedWeight(rows=shape[0] * shape[1], cols=shape[2], name=weight, **parts), shape[0])
+        shape, numbers, places, content = _integers(weight, members)
+    found = {role: _member(weight, members, *place) for role, place in places.items()}
+    if len(shape) not in (2, 3):
+        _refuse(weight, f"has {len(shape)} dimensions; expected 2 or 3")
+    *experts, rows, cols = (_whole(weight, "the size", n) for n in shape)
+    count = _whole(weight, "a number of experts", *experts or [1], most=MOST_EXPERTS)
+    if numbers["block"] and count > 1 and rows * cols % numbers["block"]:
+        _refuse(weight, f"has blocks of {numbers['block']} that belong to two experts of {rows} x {cols}")
+    stored = [Stored(ending, role, found[role].dtype, tuple(found[role].shape)) for role, (ending, *_) in places.items()]
+    stored += [Stored(ending, t.reshape(-1).view(torch.uint8).numpy().tobytes(), t.dtype, tuple(t.shape))
+               for ending, t in content.items()]
+    parts = {role: as_role(role, tensor) for role, tensor in found.items()}
+    whole = QuantizedWeight(rows=count * rows, cols=cols, name=weight, stored=[] if experts else stored, **numbers, **parts)
+    sizes = {role: parts[role].numel() * parts[role].element_size() if role in parts else 0 for role in ROLES}
+    at = {role: int(role in parts) for role in ROLES}  # nothing is read there
+    try:
+        _library.weights(whole.form, whole.rows, cols, whole.block, at["codes"], sizes["codes"], at["scales"],
+                         sizes["scales"] // (1 if at["nested_absmax"] else 4), at["code_map"], at["nested_absmax"],
+                         sizes["nested_absmax"] // 4, at["nested_map"], whole.nested_block, whole.offset)
+    except errors.InputError as e:
+        _refuse(weight, f"does not hold together: {e}")
+    return experts_of(whole, count) if experts else [whole]
+
+
+# ---- parts of them, and several as one ----------------------------------------------------------
+
+
+def floats(w: QuantizedWeight) -> QuantizedWeight:
+    """The same weight with scales that are not quantized themselves."""
+    if w.nested_absmax is None:
+        return w
+    of_group = w.nested_absmax.view(torch.float32).repeat_interleave(w.nested_block)
+    values = w.nested_map.view(torch.float32)[w.scales.int()]
+    plain = values * of_group[:values.numel()] + w.offset
+    return replace(w, scales=plain.view(torch.uint8), nested_absmax=None, nested_map=None, nested_block=0, offset=0.0)
+
+
+def part_of(w: QuantizedWeight, c: Cut, codes, scales, whole) -> QuantizedWeight:
+    """The part of a weight that a cut says. codes(row_bytes, first_row, rows, first_byte, bytes) and scales(begin, end)
+    give what the weight has there, and whole(role) all of a small tensor."""
+    begin, end = c.scale(0), c.scale(c.scales - 1) + 1
+    found = scales(begin, end)
+    if end - begin != c.scales:
+        found = found[c.scale(torch.arange(c.scales)) - begin]
+    part = replace(w, rows=c.rows, cols=c.cols, block=c.block, stored=[], code_map=whole("code_map"),
+                   codes=codes(*c.codes(4 if w.form in ("nf4", "w4a16") else 8)).view(torch.int8),
+                   scales=as_role("scales", found))
+    if w.nested_absmax is None:
+        return part
+    nested, step = whole("nested_absmax").view(torch.float32), c.group or 1
+    of_group = nested[c.scale(torch.arange(0, c.scales, step)) // w.nested_block]
+    part = replace(part, nested_block=step, nested_absmax=of_group.view(torch.uint8), nested_map=whole("nested_map"))
+    return part if c.group else floats(part)
+
+
+def rows_of(w: QuantizedWeight, first: int, end: int) -> QuantizedWeight:
+    """Rows [first, end) of a weight, of whose tensors they are views where that can be."""
+    c = cut(w.name, w.form, (w.rows, w.cols), w.block, w.nested_block, (first, end), (0, w.cols))
+    if c.skip:
+        _refuse(w.name, f"cannot be divided at row {first}, which begins within a block of {w.block}: convert with --keep for "
+                "it")
+    scales = w.scales if w.nested_absmax is not None else w.scales.view(torch.float32)
+    return part_of(w, c, lambda _, __, ___, at, count: w.codes[at:at + count], lambda a, b: scales[a:b],
+                   lambda role: getattr(w, role))
 
 
 def experts_of(stack: QuantizedWeight, count: int) -> List[QuantizedWeight]:
-    """The weights of a stack's experts, as views of its tensors. No block spans two experts. Where a group of nested
-    scales does, the scales become floats."""
-    elems = stack.rows // count * stack.cols
-    scales = elems // stack.block if stack.block else stack.rows // count
+    """The weights of a stack's experts, all in one form: where a group of nested scales spans two, the scales become
+    floats."""
+    rows = stack.rows // count
+    scales = rows * stack.cols // stack.block if stack.block else rows
     if stack.nested_absmax is not None and scales % stack.nested_block:
-        nested = stack.nested_absmax.view(torch.float32).repeat_interleave(stack.nested_block)
-        values = stack.nested_map.view(torch.float32)[stack.scales.int()]
-        plain = values * nested[:values.numel()] + stack.offset
-        stack = replace(stack, scales=plain.view(torch.uint8), nested_absmax=None, nested_map=None, nested_block=0,
-                        offset=0.0)
-    code_bytes = stack.codes.numel() // count
-    scale_bytes = scales * (1 if stack.nested_absmax is not None else 4)
-    out = []
-    for i in range(count):
-        nested = stack.nested_absmax
-        if nested is not None:
-            step = scales // stack.nested_block * 4
-            nested = nested[i * step:(i + 1) * step]
-        out.append(replace(stack, rows=stack.rows // count, codes=stack.codes[i * code_bytes:(i + 1) * code_bytes],
-                           scales=stack.scales[i * scale_bytes:(i + 1) * scale_bytes], nested_absmax=nested))
-    return out
+        stack = floats(stack)
+    return [rows_of(stack, i * rows, (i + 1) * rows) for i in range(count)]
+
+
+def joined(parts: List[QuantizedWeight]) -> QuantizedWeight:
+    """Weights below each other as one. InputError where they differ in form."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    tables = [(w.offset, *(None if t is None else t.cpu().numpy().tobytes() for t in (w.code_map, w.nested_map)))
+              for w in parts]
+    together = first.block * max(first.nested_block, 1)
+    if len(set(tables)) > 1 or any(w.nested_block != first.nested_block or (together and w.rows * w.cols % together)
+                                   for w in parts):
+        parts = [floats(w) for w in parts]
+    for w in parts:
+        alike = (w.form, w.cols, w.block) == (first.form, first.cols, first.block) and (
+            w.code_map is None or torch.equal(w.code_map, first.code_map))
+        if not alike or w.rows * w.cols % max(w.block, 2):
+            raise errors.InputError(f"transformers joins '{first.name}' and '{w.name}', which are quantized in different forms: "
+                                    "convert both alike, or with --keep for them")
+    both = {role: torch.cat([getattr(w, role) for w in parts]) for role in ("codes", "scales", "nested_absmax")
+            if getattr(parts[0], role) is not None}
+    return replace(parts[0], rows=sum(w.rows for w in parts), stored=[], **both)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline, split
-from ._program import Bars, Progress, ProgressCallback, StrPath, arguments
+from ._program import Progress, ProgressCallback, StrPath, arguments, listening
 from .errors import UsageError
 from .results import Conversion, DryRun
 
@@ -70,12 +70,8 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
     own = {"text": text, "tokens": calibration_tokens, "context": calibration_context, "tokenizer": tokenizer,
            "inputs": inputs, "mix": mix, "sided": sided, "device": device, "trust_remote_code": trust_remote_code}
     typed = arguments(dict(options, damping=damping, dry_run=dry_run))
-    bars = Bars() if progress is True else None
-    try:
-        result = started(typed, model, out, own, bars or (progress if callable(progress) else None), False)
-    finally:
-        if bars:
-            bars.close()
+    with listening(progress) as listener:
+        result = started(typed, model, out, own, listener, False)
     assert result is not None
     return result
 
@@ -83,7 +79,13 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
 def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
             progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
     """Checks what can be checked without torch, and calibrates."""
-    own = dict(own, mix=share_of(own["mix"]))
+    try:
+        share = None if own["mix"] == "auto" else float(own["mix"])
+    except ValueError:
+        share = 1.0
+    if share is not None and not 0 <= share < 1:
+        raise UsageError("--mix is '%s'; expected auto, or a share of all tokens from 0 and below 1" % own["mix"])
+    own = dict(own, mix=share)
     if own["sided"] not in (None, "one", "two"):
         raise UsageError("--sided is '%s'; expected one or two" % own["sided"])
     for name, least in (("tokens", 1), ("context", 2)):
@@ -94,17 +96,6 @@ def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: M
     _stream_needs.check()
     from ._calibrate_run import calibrated
     return calibrated(typed, model, out, own, progress, shown)
-
-
-def share_of(mix: Union[str, float]) -> Optional[float]:
-    """What --mix says; None: auto."""
-    try:
-        share = None if mix == "auto" else float(mix)
-    except ValueError:
-        share = 1.0
-    if share is not None and not 0 <= share < 1:
-        raise UsageError("--mix is '%s'; expected auto, or a share of all tokens from 0 and below 1" % mix)
-    return share
 
 
 def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:

@@ -1,12 +1,18 @@
 """What can go wrong: one class for each exit code of the program, with its sentence as the message."""
 from __future__ import annotations
 
-from typing import Dict, Optional, Type
+from typing import Dict, Optional, Sequence, Type
 
 from .results import Result
 
 __all__ = ["CheckError", "DeviceError", "Error", "InputError", "ProgramError", "QconvWarning",
            "RunError", "StoppedError", "UsageError"]
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first few names in quotes, and how many more there are."""
+    more = " and %d more" % (len(names) - most) if len(names) > most else ""
+    return ", ".join("'%s'" % name for name in names[:most]) + more
 
 
 class QconvWarning(UserWarning):

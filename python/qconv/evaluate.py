@@ -10,10 +10,11 @@ import os
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from ._command import Parser, warnings_said
-from ._program import Bars, Progress, ProgressCallback, StrPath
+from ._command import Parser, warnings_said, whole
+from ._program import Progress, ProgressCallback, StrPath, listening
 from .errors import CheckError, DeviceError, InputError, UsageError
 from .results import Evaluation
 
@@ -62,17 +63,15 @@ def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, 
             raise UsageError("--%s is %d; expected at least %d" % (name, given, least))
     from . import _stream_needs
     _stream_needs.check()
-    bars = Bars() if progress is True else None
-    run = _Evaluation(out, against, bars or (progress if callable(progress) else None), dtype, trust_remote_code,
-                      [lora] if isinstance(lora, (str, os.PathLike)) else lora)
-    try:
-        run.open(text, tokenizer, inputs, context, max_tokens, device, threads)
-        run.check_limits(max_kl, max_distance)
-        result = run.result(None if dry_run else run.figures())
-    finally:
-        run.close()
-        if bars:
-            bars.close()
+    with listening(progress) as listener:
+        run = _Evaluation(out, against, listener, dtype, trust_remote_code,
+                          [lora] if isinstance(lora, (str, os.PathLike)) else lora)
+        try:
+            run.open(text, tokenizer, inputs, context, max_tokens, device, threads)
+            run.check_limits(max_kl, max_distance)
+            result = run.result({} if dry_run else run.figures())
+        finally:
+            run.close()
     run.judge(result, max_kl, max_distance)
     return result
 
@@ -97,18 +96,23 @@ class _Evaluation:
         import torch
 
         from . import _text
+        from ._loading import config_of
         from ._values import Values
         from .stream import Stream, build
         if threads:
             torch.set_num_threads(threads)
         devices = devices_of(device)
-        configs = [_config_of(path, self.trust) for path in self.paths]
+        configs = [config_of(Path(path), {"trust_remote_code": self.trust}) for path in self.paths]
         models = [build(path, dtype=getattr(torch, self.dtype), trust_remote_code=self.trust) for path in self.paths]
         config, vocabularies = configs[0], [getattr(c.get_text_config(), "vocab_size", None) for c in configs]
         self.text_name = os.fspath(text)
+        try:
+            known: Optional[int] = int(models[0].get_input_embeddings().weight.shape[0])
+        except (AttributeError, NotImplementedError):  # transformers names no embeddings of tokens
+            known = None
         self.windows = w = _text.windows(
             text, self.paths[0], tokenizer=tokenizer, context=context, max_tokens=max_tokens, inputs=inputs,
-            beside=self.paths[-1], config=config, vocabulary=_rows_of_embeddings(models[0]))
+            beside=self.paths[-1], config=config, vocabulary=known)
         self.answers = Answers(w, config, vocabularies[0])
         if self.answers.encoder and len(self.paths) == 1:
             raise UsageError("%s is an encoder (%s), whose hidden states are compared with another's: expected "
@@ -124,17 +128,11 @@ class _Evaluation:
         look = [s.outlook(len(self.answers.masks[-1]), w.longest) for s in self.streams]
         state = sum(l.state for l in look)
         self.memory = max(l.layer for l in look) + sum(l.stays for l in look) + STATES * state
-        self._check_room(devices[0], look[0])
-
-    def _check_room(self, device: Any, look: Any) -> None:
-        import torch
-        if torch.device(device).type != "cuda":
-            return
-        free = torch.cuda.mem_get_info(device)[0]
+        free = torch.cuda.mem_get_info(devices[0])[0] if devices[0] != "cpu" else self.memory
         if self.memory > free:
             raise DeviceError("evaluating takes %.1f GB on %s, which has %.1f GB free; expected fewer tokens "
                               "(--max-tokens), --dtype bfloat16, or --device cpu" % (
-                                  self.memory / 1e9, device, free / 1e9))
+                                  self.memory / 1e9, devices[0], free / 1e9))
 
     def _visit(self, call: Any, pieces: List[slice], params: Dict[int, str]) -> Iterator[Any]:
         for piece in pieces:
@@ -161,12 +159,12 @@ class _Evaluation:
         with torch.no_grad():
             return self.answers.figures([s.body(self.answers.inputs) for s in self.streams])
 
-    def result(self, figures: Optional[Dict[str, Any]]) -> Evaluation:
+    def result(self, figures: Dict[str, Any]) -> Evaluation:
         w = self.windows
         said: Dict[str, Any] = {f.name: None for f in fields(Evaluation)}
         said.update(self.said, path=self.paths[0], against=self.paths[1] if len(self.paths) > 1 else None,
                     text=self.text_name, tokens=w.tokens, windows=len(w.lengths), context=w.context, predicted=0)
-        said.update(figures or {}, seconds=time.monotonic() - self.started)
+        said.update(figures, seconds=time.monotonic() - self.started)
         del said["json"]
         return Evaluation.from_json({"command": "eval", **said})
 
@@ -234,14 +232,6 @@ class Answers:
                 yield [s[i][mask.to(s.device)].to(torch.float64) for s in states]
 
 
-def _rows_of_embeddings(model: Any) -> Optional[int]:
-    """None where transformers names no embeddings of tokens."""
-    try:
-        return int(model.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):
-        return None
-
-
 def devices_of(asked: str) -> Tuple[str, ...]:
     """The devices of torch that --device names."""
     import torch
@@ -258,19 +248,11 @@ def devices_of(asked: str) -> Tuple[str, ...]:
 
 
 def _adapter(text: str) -> Union[str, Tuple[str, float]]:
-    """ADAPTER, or ADAPTER:SCALE."""
     path, colon, scale = text.rpartition(":")
     try:
         return (path, float(scale)) if colon and path else text
     except ValueError:
         return text
-
-
-def _config_of(path: str, trust_remote_code: bool) -> Any:
-    from pathlib import Path
-
-    from ._loading import config_of
-    return config_of(Path(path), {"trust_remote_code": trust_remote_code})
 
 
 # ---- statistics ---------------------------------------------------------------------------------
@@ -355,7 +337,6 @@ def _quantile(ordered: torch.Tensor, q: float) -> float:
 
 
 def lines(r: Evaluation) -> List[str]:
-    """The result for people."""
     what = "%s (%s)" % (r.path, r.model_type) + (" against %s" % r.against if r.against else "")
     encoder = r.distance_mean is not None
     head = "  %d tokens (%s), %d window%s of at most %d%s; %s, %.1f s" % (
@@ -393,40 +374,33 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("eval", "Read a text with the language model OUT, an output of qconv or any checkpoint whose type "
                     "transformers knows, and report its perplexity; with --against, how far its predictions are from "
                     "those of MODEL. One layer is in memory at a time. docs/eval.md says what is computed and how.")
-    parser.add_argument("out", metavar="OUT")
-    parser.add_argument("--against", metavar="MODEL", help="the checkpoint that OUT was made from")
-    parser.add_argument("--text", metavar="FILE", required=True, help="the text to read; a FILE.ids with token ids, one "
-                        "sequence a line; or `default`, the bundled text")
-    parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that has one (default: the "
-                        "model's own)")
-    parser.add_argument("--inputs", metavar="FILE", help="further arguments of the model's forward by name, in a "
-                        ".safetensors file with rows for each sequence of the text, such as pixel_values")
-    parser.add_argument("--context", metavar="TOKENS", type=int, help="tokens of the windows that the text is cut into "
-                        "(default: 2048, or the model's limit)")
-    parser.add_argument("--max-tokens", metavar="N", type=int, help="read at most so many tokens of the text")
-    parser.add_argument("--max-kl", metavar="X", type=float, help="end with exit code 4 if the mean KL divergence is larger")
-    parser.add_argument("--max-distance", metavar="X", type=float, help="the same for an encoder: the mean distance of "
-                        "hidden states")
-    parser.add_argument("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[], help="merge a low-rank adapter of "
-                        "peft's into MODEL first, or without one into OUT; may be repeated")
-    parser.add_argument("--device", metavar="DEVICE", default="auto", help="what computes: auto, cpu, cuda or cuda:0,1")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="that is computed in (default: float32)")
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of torch (default: one per processor)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the Python code that OUT brings with it")
-    parser.add_argument("--dry-run", action="store_true", help="say how much memory it takes, and evaluate nothing")
-    parser.add_argument("--json", action="store_true", help="write the result to standard output as one JSON object")
-    parser.add_argument("-q", "--quiet", action="store_true", help="show errors only")
+    add = parser.add_argument
+    add("out", metavar="OUT")
+    add("--against", metavar="MODEL", help="the checkpoint that OUT was made from")
+    add("--text", metavar="FILE", required=True, help="the text to read; a FILE.ids with token ids, one sequence a line; or "
+        "`default`, the bundled text")
+    add("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that has one (default: the model's own)")
+    add("--inputs", metavar="FILE", help="further arguments of the model's forward by name, in a .safetensors file with rows "
+        "for each sequence of the text, such as pixel_values")
+    add("--context", metavar="TOKENS", type=int, help="tokens of the windows that the text is cut into (default: 2048, or "
+        "the model's limit)")
+    add("--max-tokens", metavar="N", type=int, help="read at most so many tokens of the text")
+    add("--max-kl", metavar="X", type=float, help="end with exit code 4 if the mean KL divergence is larger")
+    add("--max-distance", metavar="X", type=float, help="the same for an encoder: the mean distance of hidden states")
+    add("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[], help="merge a low-rank adapter of peft's into MODEL "
+        "first, or without one into OUT; may be repeated")
+    add("--device", metavar="DEVICE", default="auto", help="what computes: auto, cpu, cuda or cuda:0,1")
+    add("--dtype", choices=DTYPES, default="float32", help="that is computed in (default: float32)")
+    add("--threads", metavar="N", type=int, help="threads of torch (default: one per processor)")
+    add("--trust-remote-code", action="store_true", help="run the Python code that OUT brings with it")
+    add("--dry-run", action="store_true", help="say how much memory it takes, and evaluate nothing")
+    add("--json", action="store_true", help="write the result to standard output as one JSON object")
+    add("-q", "--quiet", action="store_true", help="show errors only")
     given = vars(parser.parse_args(list(argv)))
     as_json, quiet = given.pop("json"), given.pop("quiet")
     shown = not quiet and sys.stderr.isatty()
-    failed: Optional[CheckError] = None
     with warnings_said(quiet):
-        try:
-            result = evaluate(given.pop("out"), progress=shown, **given)
-        except CheckError as error:
-            if not isinstance(error.result, Evaluation):
-                raise
-            failed, result = error, error.result
+        result, failed = whole(Evaluation, lambda: evaluate(given.pop("out"), progress=shown, **given))
     if as_json:
         print(json.dumps(result.json))
     elif not quiet:

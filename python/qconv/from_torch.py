@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ._command import Parser
 from ._folders import check_links, check_outside, copy, files_below, staged, write_text
 from ._program import StrPath
-from .errors import InputError, RunError
+from .errors import InputError, RunError, listed
 from .results import TorchFiles
 
 # How the names of weight files begin, and what the new files are called; the first that is there is read.
@@ -55,12 +55,6 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(os.path.basename(name), pattern) for pattern in patterns)
 
 
-def quoted(names: Sequence[str]) -> str:
-    """The first few names in quotes, then how many more."""
-    shown = ", ".join("'%s'" % name for name in names[:5])
-    return shown + (" and %d more" % (len(names) - 5) if len(names) > 5 else "")
-
-
 def is_weights(name: str) -> bool:
     return matches(name, ENDINGS) and not matches(name, TRAINERS)
 
@@ -84,7 +78,13 @@ class _Folder:
                            not matches(n, LEFT) and not matches(n, TRAINERS)]
         else:
             raise InputError("%s does not exist" % source)
-        self.tied = self.says_tied()
+        try:  # only an explicit statement counts: an extra head does no harm, while a missing one does
+            with open(os.path.join(self.folder, "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            says = config.get("tie_word_embeddings")
+            self.tied = bool((config.get("text_config") or {}).get("tie_word_embeddings") if says is None else says)
+        except (OSError, ValueError, AttributeError):
+            self.tied = False
         self.written: List[Dict[str, Any]] = []
         self.shared: List[Dict[str, Any]] = []
         self.left_out: List[Dict[str, Any]] = []
@@ -101,7 +101,7 @@ class _Folder:
         """The files that hold the weights, in order. An index decides; the names of shards are never interpreted."""
         safetensors = [n for n in names if n.endswith(".safetensors") and not n.startswith("adapter_model")]
         if safetensors:
-            raise InputError("%s has safetensors already, which qconv reads: %s" % (self.source, quoted(safetensors)))
+            raise InputError("%s has safetensors already, which qconv reads: %s" % (self.source, listed(safetensors, 5)))
         for stem in STEMS:
             for index in (stem + ".bin.index.json", *fnmatch.filter(names, stem + ".bin.index.*.json")):
                 if index in names:
@@ -113,7 +113,7 @@ class _Folder:
         weights = [n for n in names if is_weights(n)]
         if len(weights) > 1:
             raise InputError("%s has %d files of torch.save, but no index that says what belongs together: %s; give "
-                             "one of them" % (self.source, len(weights), quoted(weights)))
+                             "one of them" % (self.source, len(weights), listed(weights, 5)))
         if not weights:
             raise InputError("%s has no weights of torch.save (.bin, .pt, .pth or .ckpt)" % self.source)
         self.name_after(weights[0])
@@ -133,18 +133,8 @@ class _Folder:
         missing = [file for file in files if not os.path.isfile(os.path.join(self.folder, file))]
         if missing:
             raise InputError("%s: %d of the %d files that it names are missing: %s; download them, too" % (
-                path, len(missing), len(files), quoted(missing)))
+                path, len(missing), len(files), listed(missing, 5)))
         return files
-
-    def says_tied(self) -> bool:
-        """Only an explicit statement counts: an extra head does no harm, while a missing one does."""
-        try:
-            with open(os.path.join(self.folder, "config.json"), encoding="utf-8") as f:
-                config = json.load(f)
-            says = config.get("tie_word_embeddings")
-            return bool((config.get("text_config") or {}).get("tie_word_embeddings") if says is None else says)
-        except (OSError, ValueError, AttributeError):
-            return False
 
     # ---- one file ----
 
@@ -237,18 +227,6 @@ class _Folder:
             raise InputError("%s: its %d tensors share their bytes: expected at most %d times the file's %d bytes, "
                              "found %d" % (path, len(state), SHARED_MOST, size, needed))
 
-    def own_bytes(self, state: Dict[str, Any]) -> Dict[str, Any]:
-        """Each tensor contiguous, in storage that no other one has and that is not larger than it is."""
-        used: Dict[int, int] = {}
-        for t in state.values():
-            used[t.untyped_storage().data_ptr()] = used.get(t.untyped_storage().data_ptr(), 0) + 1
-        for key, t in state.items():
-            storage = t.untyped_storage()
-            alone = used[storage.data_ptr()] == 1 and storage.nbytes() == t.numel() * t.element_size()
-            t = t.resolve_conj().resolve_neg()
-            state[key] = t if alone and t.is_contiguous() else t.contiguous().clone()
-        return state
-
     def write_file(self, name: str, folder: str) -> None:
         state = self.state_of(name, self.load(name))
         for key in state:
@@ -258,9 +236,17 @@ class _Folder:
         lost = [key for key, file in self.index.items() if file == name and key not in state]
         if lost:
             raise InputError("%s: %d tensors of the index are not in '%s': %s" % (
-                self.source, len(lost), name, quoted(lost)))
+                self.source, len(lost), name, listed(lost, 5)))
         self.check(name, state)
-        state = self.own_bytes(self.share(state))
+        state = self.share(state)
+        used: Dict[int, int] = {}  # names of each storage
+        for t in state.values():
+            used[t.untyped_storage().data_ptr()] = used.get(t.untyped_storage().data_ptr(), 0) + 1
+        for key, t in state.items():  # each contiguous, in storage of its own that is not larger than it is
+            storage = t.untyped_storage()
+            alone = used[storage.data_ptr()] == 1 and storage.nbytes() == t.numel() * t.element_size()
+            t = t.resolve_conj().resolve_neg()
+            state[key] = t if alone and t.is_contiguous() else t.contiguous().clone()
         self.places.update((key, len(self.written)) for key in state)
         size = sum(t.numel() * t.element_size() for t in state.values())
         part = os.path.join(folder, "%05d.safetensors" % len(self.written))
@@ -297,16 +283,15 @@ class _Folder:
 
 
 def summary(done: TorchFiles) -> str:
-    """The answer in words."""
     lines = ["written   %s: %d tensors, %d bytes" % (f["name"], f["tensors"], f["bytes"]) for f in done.files]
-    lines += ["copied    %s" % quoted(done.copied)] if done.copied else []
+    lines += ["copied    %s" % listed(done.copied, 5)] if done.copied else []
     for s in done.shared:
         lines.append("shared    '%s' is '%s' under another name; it is %s" % (
             s["name"], s["same_as"], "written once more" if s["written"] else
             "left out, as tie_word_embeddings has it"))
     if done.left_out:
         lines.append("left out  %d entries that are no tensors of the model: %s" % (
-            len(done.left_out), quoted([e["entry"] for e in done.left_out])))
+            len(done.left_out), listed([e["entry"] for e in done.left_out], 5)))
     return "\n".join(lines)
 
 

@@ -19,17 +19,9 @@ without them. Rows of y outside of the offsets are zero. bias is [experts, rows]
 all, is multiplied by row_weights[i], which are float32, before it is rounded; without kernels for it, as on a GPU in
 float32, the product is rounded before that, too.
 
-On the CPU libqconv multiplies, with as many threads as torch has, and x is float32, float16 or bfloat16. A few rows
-take its integer kernels; many rows are multiplied by torch with the restored weight, where that is faster. On GPUs
-libqconv_cuda multiplies float16 and bfloat16 (_gpu.py), and float32 is multiplied by torch with the weight that it
-restores. Where there is no such library, torch does both, and a warning says why. Experts in float16 and bfloat16 are
-one launch there, and nothing waits for their offsets; everywhere else they are a product each. Backward gives the
-gradients of x, bias and row_weights.
-
-linear_then is for inference and has no gradients. gate and residual have the shape and dtype of y; either may be None.
-act is "silu", or "gelu_tanh" for GELU in its form with tanh, and "" without a gate. The steps after the product are in
-float, in the order in which they stand above, and y is rounded once (on a GPU without qconv's kernels the product is
-rounded before them, too).
+docs/python-load.md says what multiplies on the CPU and on GPUs (_gpu.py), with which bits, and what linear_then's steps are.
+Backward gives the gradients of x, bias and row_weights; linear_then has none, and its gate and residual have the shape and
+dtype of y, or are None. act is "silu", or "gelu_tanh" for GELU in its form with tanh, and "" without a gate.
 """
 import functools
 import os

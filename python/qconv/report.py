@@ -16,14 +16,14 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ._command import Parser, warnings_said
+from ._command import Parser, warnings_said, whole
 from ._folders import write_text
 from ._program import StrPath
 from ._report_answers import plan_page, training_page, validation_of, validation_page
 from ._report_draw import (COLOURS, MARKS, Axis, Cell, Point, cards, count, document, esc, figure, folded, heat_map,
                            histogram, keys, label, line, num, plot, rect, section, size, stacked, svg, table)
 from ._report_facts import Json, Output, Watcher, decibels, facts, is_4_bit, mean_of, product, read_answer
-from .errors import CheckError, Error, InputError, UsageError
+from .errors import CheckError, InputError, UsageError
 from .results import Result
 
 # What a member that is missing or of another kind ends in.
@@ -39,7 +39,6 @@ class Report(Result):
 # ---- the page of an output ----------------------------------------------------------------------------------------
 
 def bits_line(n: int, elements: int) -> str:
-    """Bits per weight."""
     return num(n * 8.0 / elements, "%.3f") if elements else ""
 
 
@@ -123,7 +122,6 @@ def size_of(f: Json, out: Output) -> str:
 
 
 def memory_of(f: Json, out: Output) -> str:
-    """What lies on which device."""
     text, p, total = section("memory", "Memory per device"), out.manifest.get("placement"), f["sizes"]["tensor_bytes"]
     if not f["devices"] or not p:
         return text + f"<p>All tensors together: <b>{size(total)}</b>. They were not placed on devices; <code>qconv " \
@@ -141,7 +139,6 @@ def memory_of(f: Json, out: Output) -> str:
 
 
 def marks_of(f: Json) -> Dict[str, str]:
-    """The mark of each form."""
     return {x["form"]: MARKS[i % len(MARKS)] for i, x in enumerate(f["forms"])}
 
 
@@ -179,7 +176,6 @@ def noise_histogram(f: Json, i: int) -> str:
 
 
 def error_of(f: Json) -> str:
-    """Errors by form and by kind."""
     marks, forms, weights = marks_of(f), f["forms"], f["weights"]
     known = sum(r["rel_mse"] is not None for r in weights)
     origin = {"source": f"These were measured now, against <b>{esc(f['against'])}</b>.",
@@ -258,7 +254,6 @@ def layers_of(f: Json) -> str:
 
 
 def worst_of(f: Json) -> str:
-    """The weights with the largest errors."""
     known = sorted((r for r in f["weights"] if r["rel_mse"] is not None), key=lambda r: -float(r["rel_mse"]))
     text, compared = section("worst", "Worst weights"), f["compared"]
     if not known:
@@ -365,7 +360,6 @@ def codes_of(f: Json, out: Output) -> str:
 
 
 def left_of(f: Json) -> str:
-    """What was not quantized, and why."""
     return section("left", "Not quantized, and why") + (table(
         ["what", ".text why", "tensors", "weights", "bytes", ".name such as"], [
             [esc(x["role"]), esc(x["why"]), str(x["tensors"]), count(x["elements"]), size(x["bytes"]),
@@ -438,7 +432,6 @@ def eval_of(f: Json, eval_file: Optional[StrPath]) -> str:
 
 
 def made_of(f: Json) -> str:
-    """How it was made, and how to check it."""
     made, text = f["made"], section("made", "How it was made, and how to check it")
     if made:
         text += f"<p>Made by qconv {esc(made['qconv_version'])} with this command, as far as the manifest has the " \
@@ -454,36 +447,7 @@ def made_of(f: Json) -> str:
         "qconv report OUT --against MODEL --eval eval.json --validate validate.json --html report.html</pre>\n"
 
 
-def output_page(f: Json, out: Output, eval_file: Optional[StrPath] = None) -> str:
-    """The page of an output."""
-    products = section("speed", "Products and their speed") + validation_of(f["validation"]) if f["validation"] else ""
-    return document("qconv report: " + out.path, head_of(f, out) + size_of(f, out) + memory_of(f, out) + error_of(f) +
-                    layers_of(f) + worst_of(f) + outputs_of(f) + codes_of(f, out) + left_of(f) + eval_of(f, eval_file) +
-                    products + made_of(f))
-
-
 # ---- the command --------------------------------------------------------------------------------------------------
-
-def is_answer(path: StrPath) -> bool:
-    """Whether it is a file of JSON and no output."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(1) == b"{"
-    except OSError:
-        return False
-
-
-def page_of(path: StrPath) -> Tuple[Json, str]:
-    """What `plan`, `validate` or `plan-training` wrote with --json, and its page."""
-    value = read_answer(path, ["plan", "validate", "plan-training"])
-    try:
-        if value["command"] == "validate":
-            return value, validation_page(value)
-        return value, training_page(value) if "settings" in value else plan_page(value)
-    except UNEXPECTED as error:
-        raise InputError("%s: a member of the answer is missing or is not what 'qconv %s --json' writes: %s %s" % (
-            os.fspath(path), value["command"], type(error).__name__, error)) from None
-
 
 def check_target(target: str, read: Sequence[Optional[StrPath]]) -> None:
     """Refuses a page that would take the place of a folder, a device, or a file that is read. Of what lies in OUT and
@@ -517,17 +481,33 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
     if html is not None:
         check_target(os.fspath(html), [path, against, text, eval, validate, options.get("tokenizer"), *lora])
     trouble = ""
-    if is_answer(path):
+    try:
+        with open(path, "rb") as f:
+            is_answer = f.read(1) == b"{"
+    except OSError:  # a folder, among others
+        is_answer = False
+    if is_answer:
         if against or text or eval or validate:
             raise UsageError("%s is an answer of qconv, and its page takes nothing else" % os.fspath(path))
-        found, page = page_of(path)
+        found = read_answer(path, ["plan", "validate", "plan-training"])
+        draws = validation_page if found["command"] == "validate" else training_page if "settings" in found else plan_page
+        try:
+            page = draws(found)
+        except UNEXPECTED as error:
+            raise InputError("%s: a member of the answer is missing or is not what 'qconv %s --json' writes: %s %s" % (
+                os.fspath(path), found["command"], type(error).__name__, error)) from None
     else:
         if text and eval:
             raise UsageError("text and eval do not go together: a file of eval has its own text")
         found, out = facts(path, against, lora=lora, text=text, eval_file=eval, validate_file=validate,
                            progress=progress, **options)
         try:
-            page, trouble = output_page(found, out, eval), out.trouble
+            speed = section("speed", "Products and their speed") + validation_of(found["validation"]) \
+                if found["validation"] else ""
+            page, trouble = document("qconv report: " + out.path, "".join((
+                head_of(found, out), size_of(found, out), memory_of(found, out), error_of(found), layers_of(found),
+                worst_of(found), outputs_of(found), codes_of(found, out), left_of(found), eval_of(found, eval), speed,
+                made_of(found)))), out.trouble
         except UNEXPECTED as error:
             given = [os.fspath(x) for x in (eval, validate) if x]
             if not given:
@@ -542,7 +522,6 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
 
 
 def main(argv: Sequence[str]) -> None:
-    """`python -m qconv report ARGUMENTS`."""
     p = Parser("report", "Write one HTML page about the output OUT, or about what plan, validate or plan-training "
                "wrote with --json to FILE.")
     p.add_argument("path", metavar="OUT|FILE.json")
@@ -577,16 +556,11 @@ def main(argv: Sequence[str]) -> None:
         raise UsageError("the page would be written to a terminal; expected --html FILE, or standard output led to a "
                          "file ('> report.html')")
 
-    failed: Optional[Error] = None
     bars = True if sys.stderr.isatty() and not o.quiet else None
-    try:
-        with warnings_said():
-            result = report(o.path, o.against, html=o.html, lora=o.lora, text=o.text, eval=o.eval, validate=o.validate,
-                            threads=o.threads, progress=bars, **of_text)
-    except CheckError as error:
-        if not isinstance(error.result, Report):
-            raise
-        result, failed = error.result, error
+    with warnings_said():
+        result, failed = whole(Report, lambda: report(
+            o.path, o.against, html=o.html, lora=o.lora, text=o.text, eval=o.eval, validate=o.validate, threads=o.threads,
+            progress=bars, **of_text))
     if o.html and not o.quiet:
         print("qconv: the page is in %s" % o.html, file=sys.stderr)
     if o.json or not o.html:

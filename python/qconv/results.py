@@ -7,6 +7,7 @@ so members that a newer program adds are there.
 from __future__ import annotations
 
 import dataclasses
+import html
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -47,6 +48,18 @@ class Result:
                 raise ProgramError("the program's answer has no '%s'; the package is of another version" % key)
             members[name] = _value(hint, value.get(key))
         return cls(json=value, **members)
+
+
+@dataclass(frozen=True)
+class Shown(Result):
+    """An answer that print() and notebooks show as the program's own table; the program is asked for it then."""
+
+    def __str__(self) -> str:
+        from ._program import shown
+        return shown(*self.__dict__["asked"]) if "asked" in self.__dict__ else repr(self)
+
+    def _repr_html_(self) -> str:
+        return "<pre>%s</pre>" % html.escape(str(self))
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ class PlanDevice(Result):
 
 
 @dataclass(frozen=True)
-class Plan(Result):
+class Plan(Shown):
     """What `plan` found. A plan that does not fit is an answer as well: look at `fits`."""
     model: str
     model_type: Optional[str]
@@ -242,7 +255,7 @@ class TensorInfo(Result):
 
 
 @dataclass(frozen=True)
-class Inspection(Result):
+class Inspection(Shown):
     """What `inspect` lists. `manifest` is that of an output of qconv, else None."""
     path: str
     is_directory: bool
@@ -367,7 +380,7 @@ class Validation(Result):
 
 
 @dataclass(frozen=True)
-class Hardware(Result):
+class Hardware(Shown):
     """What `hardware` found here, and what qconv would choose."""
     assumed: bool
     driver: Optional[str]

@@ -150,11 +150,13 @@ class Body:
             module = self.model.get_submodule(path)
             if path not in cuts and module is not self.model:
                 cuts[path] = self._keep(path, module.forward, False)
+        def stop(*_: Any, **__: Any) -> Any:
+            raise Reached
         head = self.model.get_output_embeddings() if hasattr(self.model, "get_output_embeddings") else None
         if head is not None:
             path = next((name for name, module in self.model.named_modules() if module is head), "")
             if path and path not in cuts:
-                cuts[path] = self._stop
+                cuts[path] = stop
         with instead(self.model, cuts):
             try:
                 self.model(**self.inputs)
@@ -171,10 +173,6 @@ class Body:
                 raise Reached
             return out
         return forward
-
-    @staticmethod
-    def _stop(*_: Any, **__: Any) -> Any:
-        raise Reached
 
     def pieces(self) -> List[slice]:
         """Slices of the batch, `rows` of Stream each but for the last."""
@@ -196,7 +194,9 @@ class Body:
         self.leaves = {path: [cut(leaf).detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor)
                               else leaf for leaf in leaves] for path, (leaves, _) in self.flat.items()}
         self.stream.batch = piece.stop - piece.start
-        with instead(self.model, {path: partial(self._given, path) for path in self.flat}):
+        def given(path: str, *_: Any, **__: Any) -> Any:
+            return tree_unflatten(self.leaves[path], self.flat[path][1])
+        with instead(self.model, {path: partial(given, path) for path in self.flat}):
             return self.model(**{key: cut(value) for key, value in self.inputs.items()})
 
     def states(self, piece: slice) -> Any:
@@ -206,9 +206,6 @@ class Body:
         leaves, tree = self.flat[self.base]
         return tree_unflatten([leaf[piece] if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == self.batch
                                else leaf for leaf in leaves], tree)
-
-    def _given(self, path: str, *_: Any, **__: Any) -> Any:
-        return tree_unflatten(self.leaves[path], self.flat[path][1])
 
     def gather(self, piece: slice) -> None:
         """Adds the gradients that the last head(piece) left to those of the body."""
@@ -357,7 +354,16 @@ class Stream:
         """Puts all parameters and buffers outside layers on a device; reads them the first time."""
         if self._at is None:
             self.loader.load(self.rest)
-            self._initialize([name for name in self.rest if self.loader.get(name).is_meta])
+            # What transformers looks for in no file (sinusoidal positions) is made as from_pretrained does.
+            owners = {}
+            for name in [name for name in self.rest if self.loader.get(name).is_meta]:
+                self.loader.put(name, nn.Parameter(torch.empty_like(self.loader.meta[name], device="cpu"),
+                                                   requires_grad=False))
+                module = self.loader.owner(name)[0]
+                owners[id(module)] = module
+            with torch.no_grad():
+                for module in owners.values():
+                    self.model._init_weights(module)
         if self._at == device:
             return
         self._at, moved = device, {}
@@ -373,18 +379,6 @@ class Stream:
                             moved[id(value)] = (value, nn.Parameter(value.to(device), requires_grad=False)
                                                 if isinstance(value, nn.Parameter) else value.to(device))
                         held[name] = moved[id(value)][1]
-
-    def _initialize(self, names: List[str]) -> None:
-        """Makes what transformers looks for in no file (sinusoidal positions), as from_pretrained does."""
-        owners = {}
-        for name in names:
-            self.loader.put(name, nn.Parameter(torch.empty_like(self.loader.meta[name], device="cpu"),
-                                               requires_grad=False))
-            module = self.loader.owner(name)[0]
-            owners[id(module)] = module
-        with torch.no_grad():
-            for module in owners.values():
-                self.model._init_weights(module)
 
     # ---- a layer ------------------------------------------------------------------------------------------------
 

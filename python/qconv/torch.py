@@ -6,7 +6,7 @@ from torch import nn
 
 from . import errors, ops
 from ._gpu import PACKED
-from ._weights import ROLES, QuantizedWeight, as_role, to_stored
+from ._weights import ROLES, QuantizedWeight, Stored, as_role, joined, rows_of, to_stored
 
 _VALUES = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "grad")}
 _SAME = {torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.requires_grad_, torch.Tensor.cpu,
@@ -18,8 +18,8 @@ _ASKS = {torch.Tensor.is_floating_point, torch.Tensor.dim, torch.Tensor.size, to
 
 class QuantizedTensor(torch.Tensor):
     """Stands for a weight that is codes wherever a tensor is asked for: with its shape [rows, cols] or [experts, rows,
-    cols], dtype and device, but without numbers of its own. torch.nn.functional.linear multiplies with it. Stacks are
-    made of it by torch.stack, and joined in their rows by torch.cat. It is not copied, cast or moved."""
+    cols], dtype and device, but without numbers of its own. torch.nn.functional.linear multiplies with it. torch.stack
+    makes stacks of it, torch.cat joins rows, torch.chunk and split divide them. It is not copied, cast or moved."""
 
     @staticmethod
     def __new__(cls, experts: List[List[QuantizedWeight]], dtype, stacked=False, transposed=False):
@@ -48,15 +48,26 @@ class QuantizedTensor(torch.Tensor):
     def _like(self, experts, stacked):
         return QuantizedTensor(experts, self.dtype, stacked, self.transposed)
 
+    refused: Optional[errors.Error] = None  # transformers reports only that there was one
+
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        try:
+            return cls._computed(function, args, kwargs or {})
+        except errors.Error as e:
+            QuantizedTensor.refused = e
+            raise
+
+    @classmethod
+    def _computed(cls, function, args, kwargs):
         if function in _SAME:
             return args[0]
         if function is torch.Tensor.__getitem__ and args[1] is Ellipsis:
             return args[0]
         if function in (torch.stack, torch.cat):
             return _joined(function, args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0))
+        if function in (torch.chunk, torch.split):
+            return _divided(function, *args, **kwargs)
         if function is nn.functional.linear:
             return _linear(*args, **kwargs)
         if function in _ASKS or (function.__name__ == "__get__" and function not in _VALUES):
@@ -85,6 +96,17 @@ def _joined(function, tensors, dim):
         return first._like([sum(parts, []) for parts in zip(*(t.experts for t in tensors))], first.stacked)
     raise errors.InputError(f"transformers joins '{first.name}' with others along its columns, which codes cannot be: "
                             "convert with --keep for it")
+
+
+def _divided(function, tensor, parts, dim=0):
+    if tensor.stacked or dim % 2 != int(tensor.transposed):
+        raise errors.InputError(f"transformers divides '{tensor.name}' along its columns, which codes cannot be: convert with "
+                                "--keep for it")
+    whole, begin, out = joined(tensor.experts[0]), 0, []
+    for rows in function(torch.empty(whole.rows, device="meta"), parts):
+        out.append(tensor._like([[rows_of(whole, begin, begin + len(rows))]], False))
+        begin += len(rows)
+    return tuple(out)
 
 
 def _linear(x, weight, bias=None):
@@ -158,7 +180,10 @@ class Linear(Packing, nn.Linear):
     def __init__(self, weight: QuantizedWeight, bias: Optional[torch.Tensor] = None, dtype=torch.bfloat16):
         nn.Module.__init__(self)  # nn.Linear's own makes a weight of floats
         self.in_features, self.out_features = weight.cols, weight.rows
-        self.numbers, self.stored, self.compute_dtype, self.name = weight.numbers, weight.stored, dtype, weight.name
+        self.numbers, self.compute_dtype, self.name = weight.numbers, dtype, weight.name
+        self.divided = not weight.stored  # the file has it within another tensor, or as several
+        self.stored = weight.stored or [Stored(role, role, t.dtype, tuple(t.shape))
+                                        for role, t in zip(ROLES, weight.tensors()) if t is not None]
         for role in ROLES:
             tensor = getattr(weight, role)
             self.register_parameter(role, None if tensor is None else nn.Parameter(tensor, requires_grad=False))

@@ -111,13 +111,6 @@ class Setting:
 # ---- the terms ----
 
 
-def state_bytes(optimizer: str, parameters: int) -> int:
-    """Adam has two states a parameter, in float32, or in 8 bits with an absmax per block; SGD with momentum has one."""
-    if optimizer == "adam8bit":
-        return 2 * parameters + 8 * (parameters // STATE_BLOCK + 1)
-    return (4 if optimizer == "sgd" else 8) * parameters
-
-
 def layer_token_bytes(m: Model, s: Setting) -> int:
     """What one layer keeps of one token for the backward pass. A frozen linear weight keeps nothing; its adapter keeps
     its input in float32, and where that is a conversion, every adapter keeps a copy of its own."""
@@ -161,10 +154,13 @@ def estimate(m: Model, s: Setting, place: Place, micro_batch: int) -> Dict[str, 
     trained_width = s.width if s.full else ADAPTER_BYTES
     # When training is in 16 bits, the optimizer keeps a float32 copy to add small steps to.
     master = 4 * trained if trained_width == 2 else 0
+    # Adam has two states a parameter, in float32, or in 8 bits with an absmax per block; SGD with momentum has one.
+    states = 2 * trained + 8 * (trained // STATE_BLOCK + 1) if s.optimizer == "adam8bit" else \
+        (4 if s.optimizer == "sgd" else 8) * trained
     terms = {
         "parameters": (ceil_div(base, gpus) if s.zero == 3 else base) + (0 if s.full else ADAPTER_BYTES * trained),
         "gradients": ceil_div(trained * trained_width, gpus if s.zero >= 2 else 1),
-        "optimizer": ceil_div(master + state_bytes(s.optimizer, trained), gpus if s.zero >= 1 else 1),
+        "optimizer": ceil_div(master + states, gpus if s.zero >= 1 else 1),
         "activations": activation_bytes(m, s, tokens),
         "batch_data": tokens * BATCH_BYTES,
         "workspace": workspace_bytes(m, s, gpus),
@@ -303,11 +299,6 @@ def _place(plan: Plan, context_given: bool) -> Tuple[Place, List[str]]:
             sorted({d.card for d in gpus if d.card}))
 
 
-def _is_old(card: str) -> bool:
-    """Is it a card before Ampere, which has no bfloat16?"""
-    return bool(answer(Hardware, "hardware", [], {"as_": card}).json["gpus"][0]["sm"] < 80)
-
-
 def plan_training(model: StrPath, *, method: Optional[str] = None, optimizer: Optional[str] = None,
                   precision: Optional[str] = None, zero: Union[None, int, str] = None,
                   checkpointing: Union[None, bool, str] = None, lora_rank: Union[int, str] = 16,
@@ -341,12 +332,24 @@ def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
     if wish.zero == 3 and wish.method == "qlora":
         raise UsageError("--zero 3 does not divide 4-bit weights; expected --zero 0 to 2 with --method qlora")
     if not wish.precision:
-        wish = dataclasses.replace(wish, precision="fp16" if any(map(_is_old, cards)) else "bf16")
+        # Cards before Ampere have no bfloat16.
+        old = any(answer(Hardware, "hardware", [], {"as_": card}).json["gpus"][0]["sm"] < 80 for card in cards)
+        wish = dataclasses.replace(wish, precision="fp16" if old else "bf16")
     m = Model(plan.parameters, plan.weight_bytes, **plan.json["model_shape"])
     if m.layers == 0 or m.parameters == 0:
         raise InputError("%s: a plan for training needs a config.json that gives the model's layers" % plan.model)
     found = find(m, wish, place, options.get("context") is None)
-    result = TrainingPlan.from_json(_json(plan, m, found))
+    place, gpus = found.place, found.place.gpus
+    result = TrainingPlan.from_json({
+        "command": "plan", "mode": "train", "model": plan.model, "parameters": m.parameters, "context": place.tokens,
+        "gpus": gpus, "budget_bytes": place.budget, "fits": found.chosen is not None,
+        "longest_context": found.longest if found.too_long else None, "settings": [
+            {"label": s.label(), "method": s.method, "optimizer": s.optimizer, "precision": s.precision,
+             "zero_stage": s.zero, "checkpointing": s.checkpointing, "trained_parameters": s.trained(m),
+             "fits": s.micro_batch > 0, "short_by_bytes": 0 if s.micro_batch else s.bytes["total"] - place.budget,
+             "micro_batch": s.micro_batch, "accumulation": s.accumulation,
+             "effective_batch": s.micro_batch * s.accumulation * gpus, "bytes_per_gpu": s.bytes}
+            for s in found.settings], "applied": None, "profile": None})
     if apply is None and not profile:
         return result, found
     if found.chosen is None:
@@ -359,42 +362,25 @@ def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
         asked = estimate(m, s, one, s.micro_batch)
         measured = {**measure(plan.model, plan.has_weights, s, one.tokens), "asked_bytes": asked["total"] - one.context}
     if apply is not None:
-        _apply(apply, found.chosen, place.gpus)
+        os.makedirs(apply, exist_ok=True)
+        for name, config in configurations(found.chosen, place.gpus).items():
+            path = os.path.join(apply, name)
+            if os.path.lexists(path):
+                os.replace(path, path + ".backup")
+            write_text(path, json.dumps(config, indent=2) + "\n")
     more = {"applied": None if apply is None else os.fspath(apply), "profile": measured}
     return TrainingPlan.from_json({**result.json, **more}), found
 
 
-# ---- the answer ----
-
-
-def _json(plan: Plan, m: Model, found: Found) -> Json:
-    """The object of --json, as `qconv plan --mode train` had it."""
-    place = found.place
-    return {"command": "plan", "mode": "train", "model": plan.model, "parameters": m.parameters,
-            "context": place.tokens, "gpus": place.gpus, "budget_bytes": place.budget,
-            "fits": found.chosen is not None, "longest_context": found.longest if found.too_long else None,
-            "settings": [{"label": s.label(), "method": s.method, "optimizer": s.optimizer, "precision": s.precision,
-                          "zero_stage": s.zero, "checkpointing": s.checkpointing, "trained_parameters": s.trained(m),
-                          "fits": s.micro_batch > 0,
-                          "short_by_bytes": 0 if s.micro_batch else s.bytes["total"] - place.budget,
-                          "micro_batch": s.micro_batch, "accumulation": s.accumulation,
-                          "effective_batch": s.micro_batch * s.accumulation * place.gpus, "bytes_per_gpu": s.bytes}
-                         for s in found.settings], "applied": None, "profile": None}
-
-
-def _row(s: Json, p: TrainingPlan) -> List[str]:
-    terms = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
-    cells = [s["label"], *(size(s["bytes_per_gpu"][term], "B") for term in terms)]
-    if not s["fits"]:
-        return [*cells, "-", "short by " + size(s["short_by_bytes"], "B")]
-    gpus = "" if p.gpus == 1 else "x %d GPUs " % p.gpus
-    return [*cells, f"{s['micro_batch']:,}", "x %d %s= %d" % (s["accumulation"], gpus, s["effective_batch"])]
-
-
 def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
-    """The answer for people."""
     rows = [["setting", "weights", "gradients", "optimizer", "activations", "workspace", "total", "batch",
-             "accumulated"], *(_row(s, p) for s in p.settings)]
+             "accumulated"]]
+    for s in p.settings:
+        cells = [s["label"], *(size(s["bytes_per_gpu"][term], "B") for term in (
+            "parameters", "gradients", "optimizer", "activations", "workspace", "total"))]
+        gpus = "" if p.gpus == 1 else "x %d GPUs " % p.gpus
+        rows.append([*cells, f"{s['micro_batch']:,}", "x %d %s= %d" % (s["accumulation"], gpus, s["effective_batch"])]
+                    if s["fits"] else [*cells, "-", "short by " + size(s["short_by_bytes"], "B")])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"{p.model}: {p.parameters:,} parameters, sequences of {p.context:,} tokens",
              f"{p.gpus} GPU{'s' * (p.gpus > 1)} with {size(p.budget_bytes, 'B')} to use{' each' * (p.gpus > 1)}", ""]
@@ -436,16 +422,6 @@ def configurations(s: Setting, gpus: int) -> Dict[str, Json]:
     return {"accelerate.json": accelerate, "ds_config.json": deepspeed}
 
 
-def _apply(folder: StrPath, s: Setting, gpus: int) -> None:
-    """Writes both files; what had their names is kept as NAME.backup."""
-    os.makedirs(folder, exist_ok=True)
-    for name, config in configurations(s, gpus).items():
-        path = os.path.join(folder, name)
-        if os.path.lexists(path):
-            os.replace(path, path + ".backup")
-        write_text(path, json.dumps(config, indent=2) + "\n")
-
-
 # ---- the command ----
 
 
@@ -479,7 +455,6 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The command plan-training."""
     asked = vars(_parser().parse_args(argv))
     model, as_json, quiet, apply, profile = (asked.pop(name) for name in ("model", "json", "quiet", "apply", "profile"))
     wish = _wish(**{name: asked.pop(name) for name in ASKED})

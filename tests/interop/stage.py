@@ -59,6 +59,8 @@ ENVIRONMENTS = {
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
     "moe-transformers5": (["transformers5"], "test_interop_moe.py"),
     "moe-transformers4": (["transformers4"], "test_interop_moe.py"),
+    "forged-transformers5": (["transformers5"], "test_interop_forged.py"),
+    "forged-transformers4": (["transformers4"], "test_interop_forged.py"),
     "known-transformers5": (["transformers5"], "test_interop_known.py"),
     "known-transformers4": (["transformers4"], "test_interop_known.py"),
     "operators": (["transformers5"], "test_interop_operators.py"),

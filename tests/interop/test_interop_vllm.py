@@ -179,7 +179,7 @@ for name in ("linear", "dequantize"):
 from vllm.config import LoadConfig
 from qconv.vllm.layers import QconvLinear
 from qconv.vllm.loader import QconvLoader, packs
-from qconv.vllm.stored import Part
+from qconv._stored import Part
 
 def layer_of(packed):
     torch.manual_seed(1)

@@ -114,6 +114,26 @@ class Results(Case):
             qconv.Plan.from_json(whole)
 
 
+class Shown(Case):
+    def test_tables(self):
+        """print() and notebooks show what the program prints."""
+        for result, *argv in ((qconv.plan("Llama-3.3-70B-Instruct", vram="2x40GB", to="auto"),
+                               "plan", "--vram=2x40GB", "--to=auto", "Llama-3.3-70B-Instruct"),
+                              (qconv.inspect(MODEL), "inspect", MODEL),
+                              (qconv.hardware(as_="2xA100-40GB"), "hardware", "--as=2xA100-40GB")):
+            self.assertEqual(str(result), self.ok(*argv).rstrip("\n"))
+            self.assertTrue(result._repr_html_().startswith("<pre>"))
+            self.assertNotIn(" <", result._repr_html_()[5:-6])
+        self.assertIn("Plan(model=", str(qconv.Plan.from_json(qconv.plan(MODEL, vram="1GB").json)))
+
+    def test_names(self):
+        self.assertEqual(qconv.__version__, qconv.version())
+        self.assertEqual(set(dir(qconv)), {*qconv.__all__, "__version__"})
+        self.assertFalse([name for name in qconv.__all__ if not hasattr(qconv, name)])
+        with self.assertRaisesRegex(AttributeError, "no attribute 'versoin'"):
+            qconv.versoin
+
+
 def has_openblas():
     import ctypes
     try:

@@ -1,4 +1,4 @@
-"""Which codes and scales a worker of vLLM takes of a weight (python/qconv/vllm/cut.py and qc_weights_read_of of
+"""Which codes and scales a worker of vLLM takes of a weight (python/qconv/_cut.py and qc_weights_read_of of
 libqconv), against plain indexing.
 
 Every element of a weight has a scale. What a cut says of codes and scales must give each element asked for the code and
@@ -12,7 +12,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS / "cli")]
 from qconv import errors  # noqa: E402
-from qconv.vllm.cut import cut  # noqa: E402
+from qconv._cut import cut  # noqa: E402
 from qconv_case import SANITIZED  # noqa: E402
 
 SMALLEST = 32  # elements of a block

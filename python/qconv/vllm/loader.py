@@ -8,7 +8,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from .. import errors
 from . import NAME, is_output
 from .pieces import handle
-from .stored import Output
+from .._stored import Output
 
 
 def packs(load_config) -> bool:
@@ -32,7 +32,6 @@ class QconvLoader(BaseModelLoader):
 
     def load_weights(self, model, model_config):
         self.download_model(model_config)
-        quantized_by_us = model_config.quantization == NAME
         with Output(model_config.model) as output, ThreadPoolExecutor(os.cpu_count()) as pool:
             started = []
 
@@ -41,7 +40,10 @@ class QconvLoader(BaseModelLoader):
                 return started[-1].result
 
             try:
-                loaded = model.load_weights(weights(output, quantized_by_us, start))
+                # In the order of the files. Where vLLM multiplies quantized weights itself, all is as it is in the files.
+                read = ((name, handle(stored, start) if stored else output.read(name)) for name, stored in output.weights()) \
+                    if model_config.quantization == NAME else ((name, output.read(name)) for name in output.tensors)
+                loaded = model.load_weights(read)
                 for reading in started:
                     reading.result()
             except BaseException:
@@ -49,14 +51,3 @@ class QconvLoader(BaseModelLoader):
                 raise
         if loaded is not None and model_config.quantization in (None, NAME):
             DefaultModelLoader.track_weights_loading(self, model, loaded, quantized=True)
-
-
-def weights(output, quantized, start):
-    """(name, tensor) in the order of the files: a handle for each quantized weight. Where vLLM multiplies these itself,
-    every tensor is as it is in the files."""
-    if not quantized:
-        for name in output.tensors:
-            yield name, output.read(name)
-        return
-    for name, stored in output.weights():
-        yield name, handle(stored, start) if stored else output.read(name)

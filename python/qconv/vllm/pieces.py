@@ -14,7 +14,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from .. import errors, ops
 from .._weights import ROLES
 from ..torch import Packing, QuantizedTensor
-from .stored import Part
+from .._stored import Part
 
 PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 _tables = weakref.WeakValueDictionary()

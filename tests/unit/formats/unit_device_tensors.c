@@ -253,6 +253,22 @@ TEST(what_is_wrong_in_a_call_is_refused)
     drop_output(&w);
 }
 
+/* What a listed file gives is told by tests/interop/test_interop_load.py. */
+TEST(side_files_that_are_not_listed_are_refused)
+{
+    world w;
+    qc_error err = {0};
+    make_output(&w, 1, 1);
+    qc_reader *r = open_reader(&w);
+    assert_int_equal(qc_reader_check_file(r, "config.json", "{}", 2, &err), QC_ERR_CHECK);
+    assert_non_null(strstr(err.msg, "config.json: qconv.json does not list this file"));
+    assert_int_equal(qc_reader_check_file(r, "config.json", NULL, 2, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_check_file(r, NULL, "{}", 2, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_check_file(NULL, "config.json", "{}", 2, &err), QC_ERR_USAGE);
+    qc_reader_close(r);
+    drop_output(&w);
+}
+
 TEST(out_of_memory_is_said)
 {
     world w;

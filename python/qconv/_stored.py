@@ -4,11 +4,9 @@ from typing import Dict, NamedTuple
 
 import torch
 
-from .. import _library, errors
-from .._weights import ROLES, TORCH, QuantizedWeight, as_role, groups, weights_of
-from .cut import cut
-
-SMALL = ("weight_shape", "weight_format")  # these and quant_states say how a weight lies
+from . import _library, errors
+from ._cut import cut
+from ._weights import ROLES, TORCH, QuantizedWeight, as_role, dtype_of, groups, part_of, says_how, weights_of
 
 
 class Output:
@@ -34,9 +32,7 @@ class Output:
     def read(self, name) -> torch.Tensor:
         """A whole tensor; its digest is checked."""
         device, t = self.tensors[name]
-        if TORCH.get(t.dtype) is None:
-            raise errors.InputError(f"'{name}' has the dtype {t.dtype}, which torch {torch.__version__} does not have")
-        out = torch.empty(t.shape, dtype=TORCH[t.dtype])
+        out = torch.empty(t.shape, dtype=dtype_of(t))
         self.shards[device].read(t.index, out.data_ptr())
         return out
 
@@ -68,10 +64,10 @@ class Output:
 
     def _stored(self, weight, members):
         def describe(ending, name):
-            if ending in SMALL or "quant_state." in ending:
+            if says_how(ending):
                 return self.read(name)
             t = self.tensors[name][1]
-            return torch.empty(t.shape, dtype=TORCH[t.dtype], device="meta")
+            return torch.empty(t.shape, dtype=dtype_of(t), device="meta")
 
         form, *more = weights_of(weight, {ending: describe(ending, name) for ending, name in members.items()})
         if more:
@@ -112,29 +108,12 @@ class Stored(NamedTuple):
     def part(self, rows, cols) -> Part:
         """Rows [rows[0], rows[1]) and columns [cols[0], cols[1]). InputError where they cannot be cut out."""
         form, c = self.form, self.cut(rows, cols)
-        bits = 4 if form.form in ("nf4", "w4a16") else 8
         if (c.first, c.rows, c.cols) == (0, *self.shape):
             return Part(replace(form, **{role: self.read(role) for role in ROLES}), c.skip)
-        codes = self.output.read_bytes(self.names["codes"], *c.codes(bits)).view(torch.int8)
-        return Part(replace(form, rows=c.rows, cols=c.cols, block=c.block, codes=codes, code_map=self.read("code_map"),
-                            **self._scales(c)), c.skip)
-
-    def _scales(self, c):
-        """The scales of a part, as members of its QuantizedWeight."""
-        form, name = self.form, self.names["scales"]
-        begin, end = c.scale(0), c.scale(c.scales - 1) + 1
+        name = self.names["scales"]
         dtype = TORCH[self.output.tensors[name][1].dtype]
-        scales = self.output.read_bytes(name, 0, 0, 1, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
-        scales = scales.view(dtype)
-        if end - begin != c.scales:
-            scales = scales[c.scale(torch.arange(c.scales)) - begin]
-        if "nested_absmax" not in self.names:
-            return {"scales": as_role("scales", scales)}
-        nested, values = (self.read(role).view(torch.float32) for role in ("nested_absmax", "nested_map"))
-        of_group = nested[c.scale(torch.arange(0, c.scales, c.group or 1)) // form.nested_block]
-        if c.group:
-            return {"scales": scales, "nested_block": c.group, "nested_absmax": of_group.view(torch.uint8),
-                    "nested_map": values.view(torch.uint8)}
-        floats = values[scales.int()] * of_group + form.offset
-        return {"scales": floats.view(torch.uint8), "nested_block": 0, "offset": 0.0, "nested_absmax": None,
-                "nested_map": None}
+
+        def scales(begin, end):
+            size = dtype.itemsize
+            return self.output.read_bytes(name, 0, 0, 1, begin * size, (end - begin) * size).view(dtype)
+        return Part(part_of(form, c, lambda *at: self.output.read_bytes(self.names["codes"], *at), scales, self.read), c.skip)

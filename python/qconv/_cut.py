@@ -4,9 +4,11 @@ libqconv says how a weight is cut (qc_weights_read_of in quant/weight_slice.h), 
 cut falls into a block, blocks become smaller or rows before it are read too; groups of double quantized scales become
 smaller likewise, and where none is left, scales are floats. Here is where in the tensors of a file all of it lies.
 """
+import ctypes as c
 from typing import NamedTuple
 
-from .. import _library, errors
+from . import _library, errors
+from ._library import FORMS, Form, Weights, WeightsPart, WeightsRead
 
 
 class Cut(NamedTuple):
@@ -41,10 +43,15 @@ class Cut(NamedTuple):
 
 
 def cut(name: str, form: str, shape, block: int, nested_block: int, rows, cols) -> Cut:
-    """The cut of rows [rows[0], rows[1]) and columns [cols[0], cols[1]). InputError says what cannot be cut, and where
-    it could be."""
+    """The cut of rows [rows[0], rows[1]) and columns [cols[0], cols[1]) of a weight whose numbers are checked
+    (weights_of). nested_block 0: its scales are floats. InputError says what cannot be cut, and where it could be."""
+    w = Weights(rows=shape[0], nested_block=nested_block,
+                form=Form(ops=_library.library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=shape[1],
+                          nested=bool(nested_block)))
+    part = WeightsPart(rows[0], rows[1] - rows[0], cols[0], cols[1] - cols[0])
+    r = WeightsRead()
     try:
-        r = _library.reading(form, *shape, block, nested_block, rows, cols)
+        _library.call("qc_weights_read_of", c.byref(w), c.byref(part), c.byref(r))
     except errors.InputError as e:
         raise errors.InputError(f"'{name}' cannot be cut as asked: {e}; serve it on fewer cards, or convert it with one "
                                 "scale a row (--to int8)") from None
