@@ -34,16 +34,6 @@ static void write_text(qc_json_writer *w, const qc_option_row *row)
     qc_json_put_text(w, "more", row->more);
 }
 
-static void write_option_of(qc_json_writer *w, const qc_option_row *row, qc_command command)
-{
-    qc_json_begin_object(w, NULL);
-    write_kind(w, row);
-    qc_json_put_text(w, "default", row->dflt ? row->dflt : qc_option_note(row, command));
-    qc_json_put_bool(w, "required", (row->required & QC_CMD_BIT(command)) != 0);
-    write_text(w, row);
-    qc_json_end(w);
-}
-
 static void write_names(qc_json_writer *w, const char *key, unsigned commands)
 {
     qc_json_begin_list(w, key);
@@ -89,9 +79,16 @@ static void write_command(qc_json_writer *w, const qc_command_row *c)
         qc_json_put_text(w, NULL, place_kinds[c->places[i].kind]);
     qc_json_end(w);
     qc_json_begin_list(w, "options");
-    for (const qc_option_row *row = qc_option_table; row->name; row++)
-        if (row->commands & QC_CMD_BIT(c->command))
-            write_option_of(w, row, c->command);
+    for (const qc_option_row *row = qc_option_table; row->name; row++) {
+        if (!(row->commands & QC_CMD_BIT(c->command)))
+            continue;
+        qc_json_begin_object(w, NULL);
+        write_kind(w, row);
+        qc_json_put_text(w, "default", row->dflt ? row->dflt : qc_option_note(row, c->command));
+        qc_json_put_bool(w, "required", (row->required & QC_CMD_BIT(c->command)) != 0);
+        write_text(w, row);
+        qc_json_end(w);
+    }
     qc_json_end(w);
     qc_json_put_text(w, "examples", c->examples);
     qc_json_end(w);

@@ -5,23 +5,16 @@
 #include <string.h>
 #include <strings.h>
 
-/* How far `typed` is from a name: 0 when it is the beginning of it, UINT32_MAX when it is another
- * word. */
-static unsigned miss(const char *typed, size_t len, const char *name)
-{
-    if (len >= 2 && strncmp(typed, name, len) == 0)
-        return 0;
-    unsigned d = qc_edit_distance(typed, len, name, strlen(name));
-    return d <= 2 && d * 3 <= len ? d : UINT32_MAX;
-}
-
 /* Is `typed` nearer to this name than to all before? *best_miss is UINT32_MAX at first. */
 static int is_nearer(const char *typed, size_t len, const char *name, unsigned *best_miss)
 {
-    const unsigned m = miss(typed, len, name);
-    const int nearer = m < *best_miss;
-    *best_miss = nearer ? m : *best_miss;
-    return nearer;
+    unsigned d = 0; /* for the beginning of a name */
+    if (len < 2 || strncmp(typed, name, len) != 0)
+        d = qc_edit_distance(typed, len, name, strlen(name));
+    if (d > 2 || d * 3 > len || d >= *best_miss)
+        return 0; /* another word, or no nearer */
+    *best_miss = d;
+    return 1;
 }
 
 /* Is `typed` the name, where case does not matter and '_' is '-'? */

@@ -240,7 +240,7 @@ static void size_group(chooser *c, uint32_t g)
     }
 }
 
-/* Makes an entry that of a weight for which candidate k is taken. */
+/* Makes candidate k an entry's scheme. */
 static void set_entry(const chooser *c, qc_recipe_entry *e, uint32_t tensor, unsigned k)
 {
     e->scheme = c->out->rows[k].scheme;
@@ -315,18 +315,6 @@ static qc_status weigh_groups(chooser *c, qc_auto_weigh weigh, qc_error *err)
     return qc_auto_weigh_groups(c->out, &w, weigh, err);
 }
 
-/* Rows that have one scale have a limit of their own. */
-static int rows_too_long(const chooser *c, uint32_t g)
-{
-    for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
-        uint64_t rows, cols;
-        shape_of(c, c->members[i].tensor, &rows, &cols);
-        if (cols > QC_FRAME_MAX_BYTES)
-            return 1;
-    }
-    return 0;
-}
-
 /* ---- what is chosen as one ---- */
 
 static module module_of(const chooser *c, uint32_t g)
@@ -366,7 +354,12 @@ static void add_to_item(chooser *c, uint32_t g)
     module m = module_of(c, g);
     uint32_t i = item_with(c, &m);
     qc_auto_item *it = &c->items[i];
-    int too_long = rows_too_long(c, g);
+    int too_long = 0; /* rows that have one scale have a limit of their own */
+    for (uint32_t k = c->first_member[g]; k < c->first_member[g + 1]; k++) {
+        uint64_t rows, cols;
+        shape_of(c, c->members[k].tensor, &rows, &cols);
+        too_long |= cols > QC_FRAME_MAX_BYTES;
+    }
     if (i == c->item_count) {
         *it = (qc_auto_item){.segment = m.segment};
         c->modules[c->item_count++] = m;

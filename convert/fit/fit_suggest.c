@@ -93,14 +93,6 @@ static qc_recipe_options recipe_of(const seeker *s)
     return r;
 }
 
-/* Returns the option that has to be given beside --to, or "". */
-static const char *format_of(const seeker *s, const qc_recipe_options *r)
-{
-    return r->format == s->options->recipe.format || r->to == QC_TO_INT4
-               ? ""
-               : " --format compressed-tensors";
-}
-
 static qc_status other_precision(seeker *s, qc_error *err)
 {
     const qc_recipe_options offered = recipe_of(s);
@@ -133,8 +125,9 @@ static qc_status other_precision(seeker *s, qc_error *err)
         QC_TRY(try_plan(&planned, &made, &s->scratch, &unread, &trial, err));
         if (!made || !planned.fit.fits)
             continue;
+        const int given = offered.format == o->recipe.format || ladder[i] == QC_TO_INT4;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s%s", qc_to_name(ladder[i]),
-                               format_of(s, &trial.recipe)));
+                               given ? "" : " --format compressed-tensors"));
         QC_TRY(add_suggestion(s, &planned.fit, change, "", err));
     }
     return QC_OK;
@@ -432,23 +425,11 @@ static qc_status add_choice(comparer *c, const qc_plan_options *o, const char *c
     return st;
 }
 
-/* Writes the candidates without int8: "nf4,nf4-32,16bit". */
-static qc_status without_int8(qc_arena *arena, const qc_auto_result *r, const char **out,
-                              qc_error *err)
-{
-    *out = "";
-    for (unsigned k = 0; k < QC_CANDIDATES; k++)
-        if (!qc_schemes[r->rows[k].scheme].by_rows && r->candidates & 1u << k)
-            QC_TRY(qc_arena_printf(arena, out, err, "%s%s%s", *out, **out ? "," : "",
-                                   r->rows[k].name));
-    return QC_OK;
-}
-
 qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
                          const qc_planned_model *planned, const qc_plan_options *options,
                          qc_error *err)
 {
-    const char *change = NULL, *schemes = NULL;
+    const char *change = NULL, *schemes = "";
     comparer c = {.report = report, .subject = *subject, .count = 1};
     QC_TRY(qc_arena_array(arena, &c.list, MAX_CHOICES, err));
     c.subject.measured = &planned->chosen;
@@ -462,7 +443,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     QC_TRY(add_choice(&c, &trial, change, err));
     uint64_t most = c.count > 1 ? c.list[1].max_context : 0;
     trial.recipe.to = QC_TO_AUTO;
-    /* Tries up to two contexts between the longest of the plan and that of NF4. */
+    /* Tries up to two contexts between the longest of the plan and of NF4. */
     for (int i = 1; i <= 2 && options->fit.context <= most >> i; i++) {
         trial.fit.context = options->fit.context << i;
         if (trial.fit.context <= report->max_context)
@@ -472,7 +453,11 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     }
     trial.fit.context = options->fit.context;
     if (planned->chosen.mixed && !planned->chosen.mixed_fp8) {
-        QC_TRY(without_int8(arena, &planned->chosen, &schemes, err));
+        const qc_auto_result *chosen = &planned->chosen; /* its candidates without int8: */
+        for (unsigned k = 0; k < QC_CANDIDATES; k++)
+            if (!qc_schemes[chosen->rows[k].scheme].by_rows && chosen->candidates & 1u << k)
+                QC_TRY(qc_arena_printf(arena, &schemes, err, "%s%s%s", schemes, *schemes ? "," : "",
+                                       chosen->rows[k].name));
         trial.recipe.schemes = schemes;
         QC_TRY(qc_arena_printf(arena, &change, err, "--schemes %s", schemes));
         QC_TRY(add_choice(&c, &trial, change, err));

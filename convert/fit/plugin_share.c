@@ -151,16 +151,6 @@ static int share_of(share *s, const char *name, const qc_weights *w, const qc_tp
 
 /* ---- bytes ---- */
 
-static qc_status run_bytes(uint64_t *out, const qc_weights *w, const qc_weights_part *run,
-                           qc_error *err)
-{
-    qc_weights_read r;
-    QC_TRY(qc_weights_read_of(w, run, &r, err));
-    *out = qc_sat_add(r.code_bytes, qc_sat_mul(r.scales, r.nested_block ? 1 : sizeof(float)));
-    *out = qc_sat_add(*out, qc_sat_mul(r.nested_scales, sizeof(float)));
-    return QC_OK;
-}
-
 /* Are the experts of a layer codes on card r? They are restored where a weight in the form of w
  * cannot be cut, with as many columns as the intermediate size is. */
 static int experts_are_codes(qc_split how, const qc_weights *w, uint32_t ranks, uint32_t r)
@@ -192,11 +182,14 @@ static qc_status card_bytes(uint64_t *out, const char *name, const qc_weights *w
                 "its %" PRIu64 " rows and %" PRIu64 " columns do not divide", w->rows,
                 w->form.cols);
     for (unsigned i = 0; i < s.count; i++) {
-        uint64_t bytes = 0;
-        if (restored)
-            bytes = qc_sat_mul(qc_sat_mul(s.runs[i].rows, s.runs[i].cols), EXPERT_BYTES);
-        else
-            QC_TRY(run_bytes(&bytes, w, &s.runs[i], err));
+        uint64_t bytes = qc_sat_mul(qc_sat_mul(s.runs[i].rows, s.runs[i].cols), EXPERT_BYTES);
+        if (!restored) {
+            qc_weights_read read;
+            QC_TRY(qc_weights_read_of(w, &s.runs[i], &read, err));
+            bytes = qc_sat_mul(read.scales, read.nested_block ? 1 : sizeof(float));
+            bytes = qc_sat_add(bytes, qc_sat_mul(read.nested_scales, sizeof(float)));
+            bytes = qc_sat_add(bytes, read.code_bytes);
+        }
         *out = qc_sat_add(*out, bytes);
     }
     return QC_OK;

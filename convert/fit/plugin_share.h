@@ -19,7 +19,7 @@ typedef struct {
 
 /* Is the weight of a job in a form that vLLM needs the plug-in for? */
 int qc_plugin_serves(const qc_job *j);
-/* Is that of any job? */
+/* Does any job of the plan need it? */
 int qc_plugin_needed(const qc_plan *plan);
 /* Finds the bytes of codes and scales on the card that has most. QC_ERR_UNSUPPORTED names the
  * weight and says why it cannot be cut. */

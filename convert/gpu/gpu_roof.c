@@ -3,10 +3,10 @@
 #include "convert/gpu/gpu_timing.h"
 #include "kernels/cuda_memory_rate.h"
 
-#define COPY_BYTES  ((uint64_t)1 << 30)
-#define LEAST_BYTES ((uint64_t)1 << 16)
-#define GEMM_SIZE   8192u
-#define POOL        ((uint64_t)1048583) /* a prime */
+#define COPY_MOST_BYTES  ((uint64_t)1 << 30)
+#define COPY_LEAST_BYTES ((uint64_t)1 << 16)
+#define GEMM_SIZE        8192u
+#define POOL             ((uint64_t)1048583) /* a prime */
 
 typedef struct {
     qc_timer *t;
@@ -15,15 +15,6 @@ typedef struct {
     double seconds;
     qc_gpu_roof *roof;
 } measuring;
-
-/* Returns a power of two that is at most 1 GiB and at most an eighth of the free memory. */
-static uint64_t copy_bytes(uint64_t free_bytes)
-{
-    uint64_t bytes = COPY_BYTES;
-    while (bytes > LEAST_BYTES && bytes > free_bytes / 8)
-        bytes /= 2;
-    return bytes;
-}
 
 /* ---- copies and reading ---- */
 
@@ -74,23 +65,6 @@ static qc_status time_copy(measuring *m, qc_timed_launch launch, size_t written,
     qc_cuda_free(c.from);
     qc_cuda_free(c.to);
     return st;
-}
-
-static qc_status device_copy(measuring *m, qc_error *err)
-{
-    return time_copy(m, launch_copy, (size_t)m->roof->copy_bytes, &m->roof->copy_gbps, err);
-}
-
-static qc_status kernel_copy(measuring *m, qc_error *err)
-{
-    return time_copy(m, launch_kernel_copy, (size_t)m->roof->copy_bytes, &m->roof->kernel_copy_gbps,
-                     err);
-}
-
-static qc_status kernel_read(measuring *m, qc_error *err)
-{
-    const size_t sums = sizeof(uint32_t) * QC_CUDA_READ_SUMS * m->t->device.multiprocessors;
-    return time_copy(m, launch_read, sums, &m->roof->read_gbps, err);
 }
 
 /* ---- cuBLAS ---- */
@@ -147,15 +121,23 @@ static qc_status large_product(measuring *m, qc_error *err)
 
 static qc_status measure_all(measuring *m, qc_error *err)
 {
-    static const struct {
+    const size_t bytes = (size_t)m->roof->copy_bytes;
+    const size_t sums = sizeof(uint32_t) * QC_CUDA_READ_SUMS * m->t->device.multiprocessors;
+    const struct {
         const char *name;
-        qc_status (*measure)(measuring *m, qc_error *err);
-    } parts[] = {{"the rate of a copy on the device", device_copy},
-                 {"the rate of a copy by a kernel", kernel_copy},
-                 {"the rate of reading by a kernel", kernel_read},
-                 {"the rate of cuBLAS on a large product", large_product}};
+        qc_timed_launch copy; /* NULL: a product */
+        size_t written;
+        qc_spread *gbps;
+    } parts[] = {
+        {"the rate of a copy on the device", launch_copy, bytes, &m->roof->copy_gbps},
+        {"the rate of a copy by a kernel", launch_kernel_copy, bytes, &m->roof->kernel_copy_gbps},
+        {"the rate of reading by a kernel", launch_read, sums, &m->roof->read_gbps},
+        {"the rate of cuBLAS on a large product", NULL, 0, NULL},
+    };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        qc_status st = parts[i].measure(m, err);
+        qc_status st = parts[i].copy
+                           ? time_copy(m, parts[i].copy, parts[i].written, parts[i].gbps, err)
+                           : large_product(m, err);
         if (st != QC_OK && st != QC_ERR_INTERRUPTED)
             qc_error_prefix(err, "%s could not be measured", parts[i].name);
         QC_TRY(st);
@@ -170,7 +152,9 @@ qc_status qc_gpu_roof_measure(qc_timer *t, qc_dtype dtype, uint32_t rounds, doub
     measuring m = {.t = t, .rounds = rounds, .seconds = seconds, .roof = roof};
     *roof = (qc_gpu_roof){0};
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
-    roof->copy_bytes = copy_bytes(free_bytes);
+    roof->copy_bytes = COPY_MOST_BYTES; /* a power of two */
+    while (roof->copy_bytes > COPY_LEAST_BYTES && roof->copy_bytes > free_bytes / 8)
+        roof->copy_bytes /= 2;
     const uint64_t unique = roof->copy_bytes / 16;
     qc_status st =
         qc_gpu_noise_make(&m.pool, unique < POOL ? unique : POOL, 1, dtype, 0, t->stream, err);

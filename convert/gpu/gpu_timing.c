@@ -9,26 +9,21 @@
 
 /* ---- the device ---- */
 
-/* Gives cuBLAS a workspace, so that it finds the same in a graph as outside of one. Without it,
- * cuBLAS would allocate and release memory around every product that is timed. */
-static qc_status make_gemm_workspace(qc_timer *t, qc_error *err)
-{
-    uint64_t free_bytes = 0, total = 0;
-    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
-    if (qc_matmul_no_gemm(t->handle) || free_bytes / 16 < QC_MATMUL_DENSE_WORKSPACE)
-        return QC_OK;
-    return qc_cuda_malloc(&t->gemm_workspace, (size_t)QC_MATMUL_DENSE_WORKSPACE, err);
-}
-
 qc_status qc_timer_open(qc_timer *t, int device, qc_error *err)
 {
+    uint64_t free_bytes = 0, total = 0;
     QC_TRY(qc_cuda_device_open(&t->device, device, err));
     QC_TRY(qc_cuda_use(&t->device, err));
     QC_TRY(qc_matmul_create(&t->handle, device, err));
     QC_TRY(qc_cuda_stream_create(&t->stream, err));
     QC_TRY(qc_cuda_event_create(&t->begin, 1, err));
     QC_TRY(qc_cuda_event_create(&t->end, 1, err));
-    return make_gemm_workspace(t, err);
+    /* A workspace, so that cuBLAS finds the same in a graph as outside of one. Without it, cuBLAS
+     * would allocate and release memory around every product that is timed. */
+    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
+    if (qc_matmul_no_gemm(t->handle) || free_bytes / 16 < QC_MATMUL_DENSE_WORKSPACE)
+        return QC_OK;
+    return qc_cuda_malloc(&t->gemm_workspace, (size_t)QC_MATMUL_DENSE_WORKSPACE, err);
 }
 
 void qc_timer_close(qc_timer *t)

@@ -313,22 +313,6 @@ static double larger(double e, double most)
     return e > most || isnan(e) ? e : most;
 }
 
-static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
-{
-    qc_dtype dtype = w->in->dtype;
-    for (uint64_t i = 0; i < rows * w->n; i++) {
-        double y = qc_f64_of_half(dtype, w->host_y[i]), z = qc_f64_of_half(dtype, w->host_z[i]);
-        double output = y - z, kernel = y - w->host_sums[i];
-        out->output.ee += output * output;
-        out->output.xx += z * z;
-        out->output.max = larger(fabs(output), out->output.max);
-        out->kernel.ee += kernel * kernel;
-        out->kernel.xx += w->host_sums[i] * w->host_sums[i];
-        out->kernel.max = larger(fabs(kernel), out->kernel.max);
-    }
-    out->outputs += rows * w->n;
-}
-
 /* Sums in double of rows of x, on the device: with the stored weights or with the original ones. */
 static qc_status sum_exactly(comparison *w, const qc_weights *stored, const uint16_t *x,
                              uint64_t rows, qc_error *err)
@@ -378,7 +362,18 @@ static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_g
     QC_TRY(qc_cuda_to_host(w->host_y, (const uint16_t *)w->y + at, outputs * sizeof(uint16_t),
                            g->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
-    add_errors(w, rows, out);
+    for (size_t i = 0; i < outputs; i++) {
+        double y = qc_f64_of_half(w->in->dtype, w->host_y[i]);
+        double z = qc_f64_of_half(w->in->dtype, w->host_z[i]);
+        double output = y - z, kernel = y - w->host_sums[i];
+        out->output.ee += output * output;
+        out->output.xx += z * z;
+        out->output.max = larger(fabs(output), out->output.max);
+        out->kernel.ee += kernel * kernel;
+        out->kernel.xx += w->host_sums[i] * w->host_sums[i];
+        out->kernel.max = larger(fabs(kernel), out->kernel.max);
+    }
+    out->outputs += outputs;
     return QC_OK;
 }
 
@@ -395,18 +390,6 @@ static qc_status find_errors(comparison *w, qc_gpu_compared *out, qc_error *err)
 }
 
 /* ---- times ---------------------------------------------------------------------------------- */
-
-static qc_status find_path(comparison *w, qc_gpu_compared *out, qc_error *err)
-{
-    const launching l = {w, out};
-    const qc_matmul_io io = io_of(&l, w->y);
-    const qc_matmul_weights *weights = &w->weights[0];
-    qc_matmul_planned plan;
-    QC_TRY(qc_matmul_plan_product(w->c->gpu.handle, &weights, &io, 1, QC_MATMUL_AUTO,
-                                  w->workspace_bytes, &plan, err));
-    out->path = qc_matmul_path_name(qc_matmul_planned_path(&plan, 0));
-    return QC_OK;
-}
 
 static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
@@ -464,7 +447,13 @@ static qc_status compare_and_time(comparison *w, qc_gpu_compared *out, unsigned 
                              w->c->gpu.stream, err));
     for (unsigned i = 0; i < count; i++) {
         out[i] = (qc_gpu_compared){.m = out[i].m, .first = out[i].first, .timed = out[i].timed};
-        QC_TRY(find_path(w, &out[i], err));
+        const launching l = {w, &out[i]};
+        const qc_matmul_io io = io_of(&l, w->y);
+        const qc_matmul_weights *weights = &w->weights[0];
+        qc_matmul_planned plan;
+        QC_TRY(qc_matmul_plan_product(w->c->gpu.handle, &weights, &io, 1, QC_MATMUL_AUTO,
+                                      w->workspace_bytes, &plan, err));
+        out[i].path = qc_matmul_path_name(qc_matmul_planned_path(&plan, 0));
         QC_TRY(find_errors(w, &out[i], err));
         if (out[i].timed)
             QC_TRY(find_times(w, &out[i], err));
