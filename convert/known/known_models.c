@@ -5,6 +5,7 @@
 
 #include "base/edit_distance.h"
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/known/model_tensors.h"
 #include "formats/file_io.h"
 
@@ -37,15 +38,6 @@ static qc_known_model models[MAX_MODELS];
 static unsigned model_count;
 static pthread_once_t read_once = PTHREAD_ONCE_INIT;
 
-static const char *config_of(const char *id)
-{
-    for (unsigned i = 0; i < model_count; i++) {
-        if (strcmp(models[i].id, id) == 0)
-            return models[i].config;
-    }
-    return NULL;
-}
-
 static void read_text(void)
 {
     size_t got = ZSTD_decompress(list_text, sizeof list_text - 1, qc_known_models_zst,
@@ -62,8 +54,11 @@ static void read_text(void)
         rest = line + strcspn(line, "\n");
         *config++ = '\0';
         *rest++ = '\0';
-        models[model_count] =
-            (qc_known_model){line, *config == '=' ? config_of(config + 1) : config};
+        models[model_count] = (qc_known_model){line, config};
+        for (unsigned i = 0; *config == '=' && i < model_count; i++) {
+            if (strcmp(models[i].id, config + 1) == 0)
+                models[model_count].config = models[i].config;
+        }
         model_count++;
     }
 }
@@ -226,17 +221,6 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
 
 /* ---- opening ---- */
 
-/* Refuses a file that is not a config.json, such as a tokenizer.json, and says what it is. */
-static qc_status check_is_config(const qc_json_node *root, qc_error *err)
-{
-    if (qc_json_kind_of(root) == QC_JSON_OBJECT &&
-        (qc_json_get(root, "model_type") || qc_json_get(root, "architectures")))
-        return QC_OK;
-    QC_FAIL(err, QC_ERR_INPUT,
-            "expected the configuration of a model, with a model_type or architectures, found JSON "
-            "with neither");
-}
-
 static qc_status open_config(qc_checkpoint **out, const char *path, const char *text, size_t len,
                              qc_error *err)
 {
@@ -245,8 +229,13 @@ static qc_status open_config(qc_checkpoint **out, const char *path, const char *
     qc_json *config = NULL;
     qc_arena_init(&arena);
     qc_status st = qc_json_parse(&config, text, len, QC_JSON_PYTHON, err);
-    if (st == QC_OK)
-        st = check_is_config(qc_json_root(config), err);
+    const qc_json_node *root = qc_config_root(config);
+    /* A tokenizer.json, for example, is no config.json. */
+    if (st == QC_OK && (qc_json_kind_of(root) != QC_JSON_OBJECT ||
+                        !(qc_json_get(root, "model_type") || qc_json_get(root, "architectures"))))
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "expected the configuration of a model, with a model_type or architectures, "
+                      "found JSON with neither");
     if (st == QC_OK)
         st = qc_model_tensors_make(&tensors, &arena, config, err);
     if (st != QC_OK)
@@ -255,18 +244,6 @@ static qc_status open_config(qc_checkpoint **out, const char *path, const char *
         st = qc_checkpoint_create_shapes(out, path, text, len, tensors.rows, tensors.count, err);
     qc_json_destroy(config);
     qc_arena_deinit(&arena);
-    return st;
-}
-
-static qc_status open_config_file(qc_checkpoint **out, const char *file, const char *path,
-                                  qc_error *err)
-{
-    qc_strbuf text;
-    qc_strbuf_init(&text, CONFIG_MAX_BYTES);
-    qc_status st = qc_file_slurp(file, &text, err);
-    if (st == QC_OK)
-        st = open_config(out, path, text.data ? text.data : "", text.len, err);
-    qc_strbuf_deinit(&text);
     return st;
 }
 
@@ -324,13 +301,6 @@ static qc_status open_known(qc_checkpoint **out, const char *id, qc_error *err)
             NAME_SHOWN_BYTES, id);
 }
 
-/* The index of a checkpoint's shards is a .json file, too. */
-static int is_config_path(const char *path)
-{
-    return qc_ends_with(path, ".json") && strcmp(path, ".json") != 0 &&
-           !qc_ends_with(path, ".index.json");
-}
-
 static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weights,
                            qc_arena *arena, qc_error *err)
 {
@@ -340,14 +310,23 @@ static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weig
     QC_TRY(qc_path_stat(model, &kind, &bytes, err));
     if (kind == QC_PATH_MISSING)
         return open_known(out, model, err);
-    if (kind == QC_PATH_FILE && is_config_path(model))
+    /* The index of a checkpoint's shards is a .json file, too. */
+    if (kind == QC_PATH_FILE && qc_ends_with(model, ".json") && strcmp(model, ".json") != 0 &&
+        !qc_ends_with(model, ".index.json"))
         config = model;
     else if (kind == QC_PATH_DIR)
         QC_TRY(find_lone_config(&config, arena, model, err));
-    if (config)
-        return open_config_file(out, config, model, err);
-    *has_weights = 1;
-    return qc_checkpoint_open(out, model, err);
+    if (!config) {
+        *has_weights = 1;
+        return qc_checkpoint_open(out, model, err);
+    }
+    qc_strbuf text;
+    qc_strbuf_init(&text, CONFIG_MAX_BYTES);
+    qc_status st = qc_file_slurp(config, &text, err);
+    if (st == QC_OK)
+        st = open_config(out, model, text.data ? text.data : "", text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
 }
 
 qc_status qc_model_open(qc_checkpoint **out, const char *model, int *has_weights, qc_error *err)

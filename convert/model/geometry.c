@@ -82,12 +82,6 @@ static qc_status read_head_dim(reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_dtype read_dtype(const reader *r)
-{
-    return qc_dtype_from_torch_name(
-        qc_json_string_or(qc_config_text_field(&r->config, "torch_dtype dtype"), ""));
-}
-
 static qc_status read_shape(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
@@ -119,7 +113,13 @@ static qc_status read_shape(reader *r, qc_error *err)
                           "max_position_embeddings n_positions max_target_positions max_seq_len "
                           "seq_length max_sequence_length n_ctx",
                           MAX_CONTEXT, 0, err));
-    g->dtype = read_dtype(r);
+    const char *dtype =
+        qc_json_string_or(qc_config_text_field(&r->config, "torch_dtype dtype"), "");
+    for (g->dtype = 0; g->dtype < QC_DTYPE_COUNT; g->dtype++) {
+        const char *torch = qc_dtype_torch_name(g->dtype);
+        if (torch && strcmp(torch, dtype) == 0)
+            break;
+    }
     if (g->layer_count == 0 || g->guessed || !g->decoder)
         return QC_OK;
     if (g->heads == 0 && !(r->row->in == QC_LAYER_STATE && r->row->out == QC_LAYER_STATE))

@@ -12,7 +12,7 @@
 
 static const struct {
     const char *class_name;
-    const char *modules[8];
+    const char *modules[9]; /* followed by NULL */
 } held_in_float[] = {
     {"AnyFlowFARTransformer3DModel", {WAN}},
     {"AnyFlowTransformer3DModel", {WAN}},
@@ -86,18 +86,6 @@ static int has_component(const char *name, const char *key)
     }
 }
 
-static void hold_in_float(const char *const *modules, const qc_checkpoint_tensor *t,
-                          qc_tensor_class *c)
-{
-    for (size_t i = 0; i < 8 && modules[i]; i++) {
-        if (c->role == QC_ROLE_LINEAR && spares(modules[i], t->name, module_length(t->name)))
-            *c = (qc_tensor_class){QC_ROLE_LINEAR, c->traits | QC_TRAIT_FLOAT,
-                                   "held in 32 bit by diffusers"};
-        if (has_component(t->name, modules[i]))
-            c->traits |= QC_TRAIT_FIXED;
-    }
-}
-
 size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
                               uint32_t out[QC_NAMESAKES_MAX])
 {
@@ -146,8 +134,17 @@ void qc_diffusers_correct(const char *class_name, const qc_checkpoint *model,
     for (size_t f = 0; f < sizeof held_in_float / sizeof *held_in_float; f++) {
         if (strcmp(held_in_float[f].class_name, class_name) != 0)
             continue;
-        for (size_t i = 0; i < model->tensor_count; i++)
-            hold_in_float(held_in_float[f].modules, &model->tensors[i], &classes[i]);
+        for (size_t i = 0; i < model->tensor_count; i++) {
+            const char *name = model->tensors[i].name;
+            qc_tensor_class *c = &classes[i];
+            for (const char *const *key = held_in_float[f].modules; *key; key++) {
+                if (c->role == QC_ROLE_LINEAR && spares(*key, name, module_length(name)))
+                    *c = (qc_tensor_class){QC_ROLE_LINEAR, c->traits | QC_TRAIT_FLOAT,
+                                           "held in 32 bit by diffusers"};
+                if (has_component(name, *key))
+                    c->traits |= QC_TRAIT_FIXED;
+            }
+        }
     }
     for (size_t i = 0; i < model->tensor_count; i++) {
         const qc_tensor_class *c = &classes[i];

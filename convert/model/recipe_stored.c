@@ -133,11 +133,9 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
                 "is not nested",
                 name);
     }
-    own(f, weight, state);
-    own(f, weight, w->absmax);
-    own(f, weight, w->quant_map);
-    own(f, weight, w->nested_absmax);
-    own(f, weight, w->nested_map);
+    const uint32_t beside[] = {state, w->absmax, w->quant_map, w->nested_absmax, w->nested_map};
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
+        own(f, weight, beside[i]);
     f->set->weights[weight] = w;
     f->set->count++;
     return QC_OK;
@@ -205,6 +203,7 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     return QC_OK;
 }
 
+/* Adds the weight of tensor i if that is a quant_state or SCB. */
 static qc_status add_if_state(finder *f, uint32_t i, qc_error *err)
 {
     static const char fp4[] = ".quant_state.bitsandbytes__fp4", scb[] = "SCB";

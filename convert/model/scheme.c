@@ -191,16 +191,6 @@ int qc_scheme_is_quantized(qc_scheme s)
     return qc_schemes[s].bits > 0;
 }
 
-/* Does the scheme have the form that --format and --activation-bits ask for? A form of qconv's own
- * is one that bitsandbytes could not hold. */
-static int suits_format(const qc_scheme_row *row, const qc_recipe_options *o)
-{
-    if (o->format != QC_FORMAT_COMPRESSED_TENSORS)
-        return row->format != QC_FORMAT_COMPRESSED_TENSORS;
-    return row->format == o->format &&
-           (row->to != QC_TO_INT8 || row->activation_bits == (o->activations_16 ? 16u : 8u));
-}
-
 qc_scheme qc_scheme_of_options(const qc_recipe_options *o)
 {
     qc_scheme found = o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_SCHEME_W4A16 : QC_SCHEME_NF4;
@@ -209,7 +199,14 @@ qc_scheme qc_scheme_of_options(const qc_recipe_options *o)
         int suits = o->block_elems   ? !row->by_rows
                     : o->per_channel ? row->by_rows
                                      : row->by_rows || row->default_block;
-        if (row->bits && row->to == o->to && suits && suits_format(row, o))
+        /* A form of qconv's own is one that bitsandbytes could not hold. */
+        if (o->format != QC_FORMAT_COMPRESSED_TENSORS)
+            suits &= row->format != QC_FORMAT_COMPRESSED_TENSORS;
+        else
+            suits &=
+                row->format == o->format &&
+                (row->to != QC_TO_INT8 || row->activation_bits == (o->activations_16 ? 16u : 8u));
+        if (row->bits && row->to == o->to && suits)
             found = (qc_scheme)s;
     }
     return found;
