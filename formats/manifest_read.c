@@ -169,9 +169,9 @@ static qc_status read_options(qc_manifest *m, qc_json_walk *top, uint64_t versio
     return qc_json_leave(&w, err);
 }
 
-static qc_status read_tensor(qc_manifest_tensor *t, const qc_manifest *m, qc_json_walk *w,
-                             qc_error *err)
+static qc_status read_tensor(qc_manifest *m, qc_json_walk *w, qc_error *err)
 {
+    qc_manifest_tensor *t = &m->tensors[m->tensor_count];
     const qc_json_node *name = NULL;
     qc_json_walk dims, inner;
     QC_TRY(qc_json_take_rows(w, qc_manifest_tensor_rows, 0, t, err));
@@ -210,26 +210,25 @@ static qc_status read_tensor(qc_manifest_tensor *t, const qc_manifest *m, qc_jso
     return qc_json_leave(w, err);
 }
 
-static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
+static qc_status read_head(qc_manifest *m, qc_json_walk *top, qc_error *err)
 {
     const qc_json_node *n = NULL;
     head h = {0};
-    qc_json_walk top, inner;
-    QC_TRY(qc_json_enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
-    QC_TRY(qc_json_take_rows(&top, head_rows, 0, &h, err));
+    qc_json_walk inner;
+    QC_TRY(qc_json_take_rows(top, head_rows, 0, &h, err));
     if (strcmp(h.format, QC_MANIFEST_FORMAT) != 0 || h.version < QC_MANIFEST_VERSION ||
         h.version > QC_MANIFEST_VERSION_MERGED)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "its format is '%s', version %llu; expected '%s', %u to %u", h.format,
                 (unsigned long long)h.version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION,
                 QC_MANIFEST_VERSION_MERGED);
-    QC_TRY(qc_json_take_rows(&top, version_rows, 0, m, err));
-    QC_TRY(read_compression(m, &top, err));
-    QC_TRY(read_options(m, &top, h.version, err));
+    QC_TRY(qc_json_take_rows(top, version_rows, 0, m, err));
+    QC_TRY(read_compression(m, top, err));
+    QC_TRY(read_options(m, top, h.version, err));
     if (h.version == QC_MANIFEST_VERSION_PLACED ||
-        (h.version >= QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(&top, "placement"))) {
+        (h.version >= QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(top, "placement"))) {
         qc_manifest_placement *p = &m->placement;
-        QC_TRY(qc_json_take_in(&top, "placement", QC_JSON_OBJECT, &inner, err));
+        QC_TRY(qc_json_take_in(top, "placement", QC_JSON_OBJECT, &inner, err));
         QC_TRY(qc_json_take_rows(&inner, qc_manifest_placement_rows, 0, p, err));
         QC_TRY(qc_json_take_list(&inner, "devices", qc_manifest_device_rows, 0, &p->devices,
                                  &p->device_count, sizeof *p->devices, err));
@@ -238,25 +237,34 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
         QC_TRY(qc_json_leave(&inner, err));
     }
     if (h.version == QC_MANIFEST_VERSION_MERGED) {
-        QC_TRY(qc_json_take_list(&top, "adapters", qc_manifest_adapter_rows, 0, &m->adapters,
+        QC_TRY(qc_json_take_list(top, "adapters", qc_manifest_adapter_rows, 0, &m->adapters,
                                  &m->adapter_count, sizeof *m->adapters, err));
         if (m->adapter_count == 0)
             QC_FAIL(err, QC_ERR_INPUT, "adapters is empty; expected at least one");
     }
-    QC_TRY(qc_json_take_list(&top, "sources", qc_manifest_source_rows, 0, &m->sources,
+    QC_TRY(qc_json_take_list(top, "sources", qc_manifest_source_rows, 0, &m->sources,
                              &m->source_count, sizeof *m->sources, err));
-    QC_TRY(qc_json_take_list(&top, "shards", qc_manifest_shard_rows, qc_manifest_when(m),
-                             &m->shards, &m->shard_count, sizeof *m->shards, err));
+    QC_TRY(qc_json_take_list(top, "shards", qc_manifest_shard_rows, qc_manifest_when(m), &m->shards,
+                             &m->shard_count, sizeof *m->shards, err));
     for (size_t i = 0; i < m->shard_count && m->placement.device_count > 0; i++) {
         if (m->shards[i].device >= m->placement.device_count)
             QC_FAIL(err, QC_ERR_INPUT, "shards[%zu]: device: there is no device number %u", i,
                     (unsigned)m->shards[i].device);
     }
     /* The list is empty here, because its rows come one by one. */
-    QC_TRY(qc_json_take(&top, "tensors", &n, err));
+    QC_TRY(qc_json_take(top, "tensors", &n, err));
     if (qc_json_kind_of(n) != QC_JSON_ARRAY || qc_json_first(n))
         QC_FAIL(err, QC_ERR_INPUT, "tensors: expected a list");
-    return qc_json_leave(&top, err);
+    return qc_json_leave(top, err);
+}
+
+static qc_status read_tail(qc_manifest *m, qc_json_walk *top, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    QC_TRY(qc_json_take_list(top, "files", qc_manifest_file_rows, 0, &m->files, &m->file_count,
+                             sizeof *m->files, err));
+    QC_TRY(qc_json_take(top, QC_MANIFEST_SEAL_KEY, &n, err));
+    return qc_json_leave(top, err);
 }
 
 /* Says where the parts of the text go. */
@@ -267,58 +275,44 @@ typedef struct {
     int has_tail;
 } reader;
 
+static qc_status take(const reader *r, const char *text, size_t len, const char *what,
+                      qc_status (*read)(qc_manifest *m, qc_json_walk *w, qc_error *err),
+                      qc_error *err)
+{
+    qc_json *doc = NULL;
+    qc_json_walk w;
+    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
+    qc_status st = qc_json_enter(&w, r->arena, qc_json_root(doc), QC_JSON_OBJECT, what, err);
+    if (st == QC_OK)
+        st = read(r->m, &w, err);
+    qc_json_destroy(doc);
+    return st;
+}
+
 static qc_status take_head(void *ctx, const char *text, size_t len, qc_error *err)
 {
-    reader *r = ctx;
-    qc_json *doc = NULL;
-    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
-    qc_status st = read_head(r->m, r->arena, qc_json_root(doc), err);
-    qc_json_destroy(doc);
-    QC_TRY(st);
-    QC_TRY(qc_arena_alloc(r->arena, &r->m->tensors, r->rows, sizeof *r->m->tensors, err));
-    return QC_OK;
+    const reader *r = ctx;
+    QC_TRY(take(r, text, len, "text", read_head, err));
+    return qc_arena_alloc(r->arena, &r->m->tensors, r->rows, sizeof *r->m->tensors, err);
 }
 
 static qc_status take_row(void *ctx, const char *text, size_t len, qc_error *err)
 {
-    reader *r = ctx;
-    qc_manifest *m = r->m;
-    qc_json *doc = NULL;
-    qc_json_walk w;
-    size_t i = m->tensor_count;
-    if (i == r->rows)
+    const reader *r = ctx;
+    if (r->m->tensor_count == r->rows)
         QC_FAIL(err, QC_ERR_CHECK, "it changes while it is read");
-    qc_status st = qc_json_parse(&doc, text, len, 0, err);
-    if (st == QC_OK)
-        st = qc_json_enter(&w, r->arena, qc_json_root(doc), QC_JSON_OBJECT, "row", err);
-    if (st == QC_OK)
-        st = read_tensor(&m->tensors[i], m, &w, err);
-    qc_json_destroy(doc);
+    qc_status st = take(r, text, len, "row", read_tensor, err);
     if (st != QC_OK)
-        qc_error_prefix(err, "tensors[%zu]", i);
-    m->tensor_count++;
+        qc_error_prefix(err, "tensors[%zu]", r->m->tensor_count);
+    r->m->tensor_count++;
     return st;
 }
 
 static qc_status take_tail(void *ctx, const char *text, size_t len, qc_error *err)
 {
     reader *r = ctx;
-    qc_manifest *m = r->m;
-    qc_json *doc = NULL;
-    const qc_json_node *n = NULL;
-    qc_json_walk top;
     r->has_tail = 1;
-    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
-    qc_status st = qc_json_enter(&top, r->arena, qc_json_root(doc), QC_JSON_OBJECT, "text", err);
-    if (st == QC_OK)
-        st = qc_json_take_list(&top, "files", qc_manifest_file_rows, 0, &m->files, &m->file_count,
-                               sizeof *m->files, err);
-    if (st == QC_OK)
-        st = qc_json_take(&top, QC_MANIFEST_SEAL_KEY, &n, err);
-    if (st == QC_OK)
-        st = qc_json_leave(&top, err);
-    qc_json_destroy(doc);
-    return st;
+    return take(r, text, len, "text", read_tail, err);
 }
 
 static qc_status parse(qc_manifest *out, qc_arena *arena, const source *s, qc_error *err)
