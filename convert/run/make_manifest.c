@@ -129,11 +129,6 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
     return QC_OK;
 }
 
-void qc_manifest_rows_deinit(qc_manifest_rows *rows)
-{
-    qc_strbuf_deinit(&rows->name);
-}
-
 qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;

@@ -22,7 +22,7 @@ static qc_status names_of_plan(const char ***names, size_t *count, const qc_plan
 {
     qc_side_file *side = NULL;
     size_t n = plan->layout.count, side_count = 0;
-    QC_TRY(qc_side_files_list(&side, &side_count, plan->arena, plan, err));
+    QC_TRY(qc_side_files_list(&side, &side_count, plan, err));
     *count = n + side_count;
     QC_TRY(qc_arena_alloc(plan->arena, names, *count, sizeof **names, err));
     for (size_t i = 0; i < n; i++)
