@@ -292,30 +292,19 @@ done:
     return st;
 }
 
-qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path, qc_error *err)
-{
-    return qc_path_join(d->arena, path, d->staging, QC_MANIFEST_NAME, err);
-}
-
 qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *digest,
                                  qc_error *err)
 {
     const char *path = NULL;
     qc_entry e;
-    qc_strbuf text;
     *there = 0;
     QC_TRY(qc_path_join(d->arena, &path, d->path, QC_MANIFEST_NAME, err));
     QC_TRY(qc_beneath_look_once(d->path, QC_MANIFEST_NAME, &e, err));
     if (e.kind != QC_ENTRY_FILE)
         return QC_OK;
-    qc_strbuf_init(&text, QC_MANIFEST_MAX);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        *digest = qc_digest_bytes(text.data, text.len);
-        *there = 1;
-    }
-    qc_strbuf_deinit(&text);
-    return st;
+    QC_TRY(qc_digest_file(digest, path, err));
+    *there = 1;
+    return QC_OK;
 }
 
 /* ---- files move to OUT, the manifest last ---------------------------------------------------- */

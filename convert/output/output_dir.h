@@ -77,11 +77,8 @@ QC_NODISCARD qc_status qc_output_dir_put(qc_output_dir *d, const char *name, con
 /* Copies a file to `name`, syncs it, and gives its size and digest. */
 QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from,
                                           uint64_t *bytes, qc_digest *digest, qc_error *err);
-/* Says where the manifest is staged. The caller writes it, whole and synced. */
-QC_NODISCARD qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path,
-                                                   qc_error *err);
-/* Moves everything staged to its place, the manifest last. Nothing of the old output is touched
- * before. */
+/* Moves everything staged to its place, the manifest last, which the caller has written to
+ * `staging`, whole and synced. Nothing of the old output is touched before. */
 QC_NODISCARD qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err);
 /* Moves what a run that died during such a move (d->dead) had not moved yet. After it,
  * qc_output_dir_abort removes the staging folder as after a commit. QC_ERR_IO where a file is in

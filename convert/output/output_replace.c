@@ -268,27 +268,20 @@ qc_status qc_output_check_names(qc_replace_plan *plan, qc_arena *arena, const qc
  * the rest as written. */
 static qc_status resolve(qc_arena *arena, const char **out, const char *path, qc_error *err)
 {
-    char real[PATH_MAX];
-    if (realpath(path, real))
-        return qc_arena_strndup(arena, out, real, strlen(real), err);
-    const char *copy = NULL;
-    QC_TRY(qc_arena_strndup(arena, &copy, path, strlen(path), err));
-    size_t len = strlen(copy);
-    while (len > 1 && copy[len - 1] == '/')
+    char room[PATH_MAX];
+    const char *copy = NULL, *real = NULL;
+    size_t len = strlen(path);
+    if (realpath(path, room))
+        return qc_arena_strndup(arena, out, room, strlen(room), err);
+    while (len > 1 && path[len - 1] == '/')
         len--;
-    size_t slash = len;
-    while (slash > 0 && copy[slash - 1] != '/')
-        slash--;
-    const char *parent = NULL, *name = NULL, *parent_real = NULL;
-    QC_TRY(qc_arena_strndup(arena, &name, copy + slash, len - slash, err));
-    if (slash == 0)
-        parent = ".";
-    else
-        QC_TRY(qc_arena_strndup(arena, &parent, copy, slash > 1 ? slash - 1 : 1, err));
-    if (strcmp(parent, copy) == 0)
-        return qc_arena_strndup(arena, out, copy, len, err);
-    QC_TRY(resolve(arena, &parent_real, parent, err));
-    return qc_path_join(arena, out, parent_real, name, err);
+    QC_TRY(qc_arena_strndup(arena, &copy, path, len, err));
+    *out = copy;
+    const char *folder = qc_folder_of(room, copy);
+    if (!folder || strcmp(folder, copy) == 0)
+        return QC_OK;
+    QC_TRY(resolve(arena, &real, folder, err));
+    return qc_path_join(arena, out, real, qc_last_name(copy), err);
 }
 
 /* Refuses a source that is a file in the folder out_real, by its name or, if it is a link, by where
@@ -298,11 +291,10 @@ static qc_status check_source_file(qc_arena *arena, const char *out, const char 
 {
     const char *const names[] = {source, source_real};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *slash = strrchr(names[i], '/'), *folder = ".", *real = NULL;
-        if (slash)
-            QC_TRY(qc_arena_strndup(arena, &folder, names[i],
-                                    slash == names[i] ? 1 : (size_t)(slash - names[i]), err));
-        QC_TRY(resolve(arena, &real, folder, err));
+        char room[PATH_MAX];
+        const char *folder = qc_folder_of(room, names[i]), *real = "";
+        if (folder)
+            QC_TRY(resolve(arena, &real, folder, err));
         if (strcmp(real, out_real) == 0)
             QC_FAIL(err, QC_ERR_USAGE,
                     "%s: the output would overwrite its source %s; choose another OUT", out,

@@ -28,13 +28,11 @@ typedef struct {
     qc_output_dir d;
     qc_pipeline p;
     qc_resume *resume;
-    qc_devices *devices;
     qc_part_run *part;
     qc_calibration calibrate;
     qc_manifest_rows rows;
-    uint64_t bytes_in; /* bytes of the source that this process reads */
-    int worked;        /* work on the input began: an error may come from it */
-    int made;          /* this process has made all that it has to make */
+    int worked; /* work on the input began: an error may come from it */
+    int made;   /* this process has made all that it has to make */
 } conversion;
 
 static qc_status check_room(const conversion *c, qc_error *err)
@@ -123,13 +121,16 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
 {
     qc_progress *progress = NULL;
     const char *verb = "converting";
-    uint64_t bytes = c->bytes_in - qc_resume_found_of(c->resume)->bytes_kept;
-    if (c->devices->gpu_count == 1)
+    const qc_devices *devices = c->p.devices;
+    qc_convert_report own;
+    qc_parts_fill_report(&own, c->plan, c->part->share);
+    uint64_t bytes = own.bytes_in - qc_resume_found_of(c->resume)->bytes_kept;
+    if (devices->gpu_count == 1)
         QC_TRY(qc_arena_printf(c->call->arena, &verb, err, "converting on cuda:%d",
-                               c->devices->gpus[0].index));
-    else if (c->devices->gpu_count > 1)
+                               devices->gpus[0].index));
+    else if (devices->gpu_count > 1)
         QC_TRY(qc_arena_printf(c->call->arena, &verb, err, "converting on %u GPUs",
-                               c->devices->gpu_count));
+                               devices->gpu_count));
     QC_TRY(qc_progress_create(&progress, c->call, verb, bytes, err));
     c->p.progress = add_progress;
     c->p.progress_ctx = progress;
@@ -329,19 +330,20 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
 {
     const qc_call *call = c->call;
     const qc_plan *plan = c->plan;
+    qc_devices *devices = NULL;
     qc_isa isa;
     qc_manifest m;
     watch w;
     int done = 0;
     unsigned threads = call->threads;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_arena_alloc(call->arena, &c->devices, 1, sizeof(qc_devices), err));
-    QC_TRY(qc_devices_choose(c->devices, c->part->options->devices, qc_plan_gpu_bytes(plan),
+    QC_TRY(qc_arena_alloc(call->arena, &devices, 1, sizeof *devices, err));
+    QC_TRY(qc_devices_choose(devices, c->part->options->devices, qc_plan_gpu_bytes(plan),
                              call->arena, err));
     if (threads == 0)
         threads = qc_pipeline_default_threads(
             plan->options->compress ? plan->options->compress_level : 0);
-    const char *type = plan->recipe->model_type, *why = c->devices->why;
+    const char *type = plan->recipe->model_type, *why = devices->why;
     qc_console_detail(call, 1,
                       "%zu tensor%s become %" PRIu32 " in %" PRIu32 " shard%s; model type %s%s; "
                       "threads %u, code path %s, quantizing on %s%s%s",
@@ -349,12 +351,9 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
                       plan->tensor_count, plan->layout.count, qc_plural(plan->layout.count),
                       *type ? type : "not given",
                       plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
-                      c->devices->text, why ? ": " : "", why ? why : "");
+                      devices->text, why ? ": " : "", why ? why : "");
     QC_TRY(qc_pipeline_init(&c->p, plan, &c->d, isa, threads, err));
-    c->p.devices = c->devices;
-    qc_convert_report own;
-    qc_parts_fill_report(&own, plan, c->part->share);
-    c->bytes_in = own.bytes_in;
+    c->p.devices = devices;
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
     qc_part_opened(c->part, &c->p, c->resume);
     QC_TRY(qc_calibration_open(&c->calibrate, &c->p, &c->d, err));
@@ -396,7 +395,7 @@ qc_status qc_convert_run(qc_part_run *part, const char *device_map, qc_convert_r
         qc_ending_of(qc_end_of(st, atomic_load(&c.p.misfit) || c.d.lost), facts);
     if (ending.tell && err)
         tell_kept(&c, err);
-    qc_manifest_rows_deinit(&c.rows);
+    qc_strbuf_deinit(&c.rows.name);
     qc_calibration_close(&c.calibrate);
     qc_resume_close(c.resume);
     if (ending.fate == QC_STAGING_LEAVE)

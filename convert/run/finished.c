@@ -325,7 +325,7 @@ static qc_status same_side_files(int *same, qc_difference *why, const qc_manifes
 {
     qc_side_file *side = NULL;
     size_t count = 0;
-    QC_TRY(qc_side_files_list(&side, &count, plan->arena, plan, err));
+    QC_TRY(qc_side_files_list(&side, &count, plan, err));
     *same = 1;
     if (count != m->file_count)
         *same = differ(why, "it has %zu file%s beside the weights and this one %zu", m->file_count,

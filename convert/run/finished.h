@@ -39,8 +39,8 @@ QC_NODISCARD qc_status qc_output_refuse(const qc_difference *why, const char *ou
 
 /* Answers the same question for the weights, once QC_LOOK_FILES found no difference: models of one
  * architecture have the same heads. It reads, on all threads, everything that a share of the shards
- * was made of, and compares it with the digests of the manifest. It leaves out matrices that lie transposed in the source, and files
- * that are deleted. */
+ * was made of, and compares it with the digests of the manifest. It leaves out matrices that lie
+ * transposed in the source, and files that are deleted. */
 QC_NODISCARD qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m,
                                                  const qc_plan *plan, qc_share share,
                                                  qc_error *err);

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/adapter/adapters.h"
 #include "convert/fit/fit.h"
 #include "convert/run/side_files.h"
@@ -128,11 +129,6 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
     return QC_OK;
 }
 
-void qc_manifest_rows_deinit(qc_manifest_rows *rows)
-{
-    qc_strbuf_deinit(&rows->name);
-}
-
 qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;
@@ -189,10 +185,9 @@ static qc_status name_of(const char **out, const qc_plan *plan, const char *path
     size_t end = strlen(path);
     while (end > 0 && path[end - 1] == '/')
         end--;
-    size_t begin = end;
-    while (begin > 0 && path[begin - 1] != '/')
-        begin--;
-    return qc_arena_strndup(plan->arena, out, path + begin, end - begin, err);
+    QC_TRY(qc_arena_strndup(plan->arena, out, path, end, err));
+    *out = qc_last_name(*out);
+    return QC_OK;
 }
 
 qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
@@ -240,7 +235,7 @@ qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *d
 {
     qc_text_file text = QC_TEXT_FILE_NONE;
     const char *path = NULL;
-    QC_TRY(qc_output_dir_manifest_path(d, &path, err));
+    QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
     qc_status st = qc_text_file_open(&text, path, err);
     if (st == QC_OK)
         st = qc_manifest_write_file(m, &text, err);

@@ -9,7 +9,7 @@
 /* What the manifest's rows of tensors are made from, when they are asked for. */
 typedef struct {
     const qc_pipeline *p;
-    qc_strbuf name; /* the name in the row that was asked for last */
+    qc_strbuf name; /* the name in the row that was asked for last; freed by the caller */
     qc_manifest_outputs outputs;
 } qc_manifest_rows;
 
@@ -21,14 +21,13 @@ QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
 /* Fills in what is known before the work: version, options, placement, sources. The rest is
  * empty. */
 QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err);
-/* Fills in what the plan knows of the row of an output tensor; the rest is empty. name gets the text
- * of its name. */
+/* Fills in what the plan knows of the row of an output tensor; the rest is empty. name gets the
+ * text of its name. */
 QC_NODISCARD qc_status qc_manifest_plan_row(qc_manifest_tensor *t, qc_strbuf *name,
                                             const qc_plan *plan, uint32_t tensor, qc_error *err);
 /* Fills in what weights were calibrated with. */
 QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                                    const qc_calibrate_report *r, qc_error *err);
-void qc_manifest_rows_deinit(qc_manifest_rows *rows);
 /* Writes the manifest into the staging folder, whole and synced, for qc_output_dir_move. digest
  * gets that of its text. */
 QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,

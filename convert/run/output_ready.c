@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/run/finished.h"
 #include "convert/run/side_files.h"
 #include "convert/term/console.h"
@@ -21,7 +22,7 @@ static qc_status names_of_plan(const char ***names, size_t *count, const qc_plan
 {
     qc_side_file *side = NULL;
     size_t n = plan->layout.count, side_count = 0;
-    QC_TRY(qc_side_files_list(&side, &side_count, plan->arena, plan, err));
+    QC_TRY(qc_side_files_list(&side, &side_count, plan, err));
     *count = n + side_count;
     QC_TRY(qc_arena_alloc(plan->arena, names, *count, sizeof **names, err));
     for (size_t i = 0; i < n; i++)
@@ -166,27 +167,16 @@ done:
 /* Finds how many bytes are free where the folder is, or the first folder above it that exists. */
 static qc_status free_bytes(uint64_t *out, const char *folder, qc_error *err)
 {
+    char room[2][PATH_MAX];
+    const char *path = folder;
     qc_path_kind kind = QC_PATH_MISSING;
-    char *path = NULL;
-    QC_TRY(qc_strdup(&path, folder, err));
-    qc_status st = qc_path_stat(path, &kind, NULL, err);
-    while (st == QC_OK && kind == QC_PATH_MISSING && strcmp(path, ".") != 0) {
-        size_t len = strlen(path);
-        while (len > 1 && path[len - 1] == '/')
-            len--;
-        while (len > 0 && path[len - 1] != '/')
-            len--;
-        while (len > 1 && path[len - 1] == '/')
-            len--;
-        if (len == 0)
-            path[len++] = '.'; /* a name of one byte at least was there */
-        path[len] = '\0';
-        st = qc_path_stat(path, &kind, NULL, err);
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    for (int i = 0; kind == QC_PATH_MISSING && strcmp(path, ".") != 0; i = !i) {
+        const char *above = qc_folder_of(room[i], path);
+        path = above ? above : ".";
+        QC_TRY(qc_path_stat(path, &kind, NULL, err));
     }
-    if (st == QC_OK)
-        st = qc_dir_free_bytes(path, out, err);
-    qc_free(path);
-    return st;
+    return qc_dir_free_bytes(path, out, err);
 }
 
 static qc_status refuse_room(const char *where, const char *what, uint64_t need, uint64_t room,

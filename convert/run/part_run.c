@@ -299,12 +299,9 @@ static qc_status look_for_commit(qc_part_run *r, int *moved, qc_error *err)
     return QC_OK;
 }
 
-/* What is known of the weights that OUT, which looks complete, was made of. */
-typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
-
 /* Looks at a finished output in OUT. *same says that it is what this conversion makes, as far as
- * weights are known. Another one is not replaced without --force. */
-static qc_status check_finished(const qc_part_run *r, weights_of weights, int *same, qc_error *err)
+ * `look` and what is known of weights say. Another one is not replaced without --force. */
+static qc_status check_finished(const qc_part_run *r, qc_look look, int *same, qc_error *err)
 {
     qc_difference why = {"a finished output", "it was made of another model, of other weights"};
     qc_entry e;
@@ -312,23 +309,23 @@ static qc_status check_finished(const qc_part_run *r, weights_of weights, int *s
     QC_TRY(qc_beneath_look(&r->d->root, QC_MANIFEST_NAME, &e, err));
     if (e.kind != QC_ENTRY_FILE)
         return QC_OK;
-    if (weights != WEIGHTS_OTHER)
-        QC_TRY(qc_output_is_finished(same, &why, &r->d->root, r->plan, QC_LOOK_PLAN, err));
+    if (r->weights != QC_WEIGHTS_OTHER)
+        QC_TRY(qc_output_is_finished(same, &why, &r->d->root, r->plan, look, err));
     return *same || r->options->force ? QC_OK : qc_output_refuse(&why, r->d->path, err);
 }
 
 /* The turn is held. *complete says that OUT looks complete. With --restart it says so only where
  * its weights are not yet known to be those of this conversion, so that they are looked at
  * first. */
-static qc_status check_staging(qc_part_run *r, weights_of weights, int *complete, qc_error *err)
+static qc_status check_staging(qc_part_run *r, int *complete, qc_error *err)
 {
     qc_output_dir *d = r->d;
     int any = 0, moved = 0, same = 0, restart = r->options->restart;
     qc_strbuf identity;
     qc_strbuf_init(&identity, SIZE_MAX / 2);
     if (restart && !r->options->force) {
-        QC_TRY(check_finished(r, weights, &same, err));
-        *complete = same && weights == WEIGHTS_UNKNOWN;
+        QC_TRY(check_finished(r, QC_LOOK_PLAN, &same, err));
+        *complete = same && r->weights == QC_WEIGHTS_UNKNOWN;
         if (*complete)
             return QC_OK;
     }
@@ -347,22 +344,8 @@ static qc_status check_staging(qc_part_run *r, weights_of weights, int *complete
     QC_TRY(qc_parts_have_journal(&any, d, err));
     QC_TRY(look_for_commit(r, &moved, err));
     /* Other parts may be at work to replace what is there. */
-    QC_TRY(check_finished(r, weights, &same, err));
+    QC_TRY(check_finished(r, QC_LOOK_PLAN, &same, err));
     *complete = same && (!any || moved);
-    return QC_OK;
-}
-
-/* Forgets an answer about the weights of another manifest than the one that OUT has now. */
-static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const qc_digest *of,
-                              qc_error *err)
-{
-    qc_digest now;
-    int there = 0;
-    if (*weights == WEIGHTS_UNKNOWN)
-        return QC_OK;
-    QC_TRY(qc_output_dir_manifest(d, &there, &now, err));
-    if (!there || !qc_digest_equal(&now, of))
-        *weights = WEIGHTS_UNKNOWN;
     return QC_OK;
 }
 
@@ -373,35 +356,21 @@ static qc_status open_dir(qc_part_run *r, qc_error *err)
                               r->options->force, r->rank.index, r->rank.count, err);
 }
 
-/* Looks at OUT for one process alone. *complete says that OUT is what it would make, and that there
- * is nothing to go on with. */
-static qc_status check_alone(const qc_part_run *r, int *complete, qc_error *err)
-{
-    const qc_convert_options *o = r->options;
-    const qc_output_dir *d = r->d;
-    qc_part_run seen = *r;
-    qc_difference why = {"", ""};
-    qc_entry e;
-    int moved = 0, same = 0;
-    QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
-    if (e.kind != QC_ENTRY_FILE)
-        return QC_OK;
-    QC_TRY(look_for_commit(&seen, &moved, err));
-    if (moved && !o->restart) /* a run of this command moved it and did not come to clean up */
-        return QC_OK;
-    if (o->force)
-        return QC_OK;
-    QC_TRY(qc_output_is_finished(&same, &why, &d->root, r->plan, QC_LOOK_WEIGHTS, err));
-    *complete = same && !o->restart && !d->had_journal;
-    return same ? QC_OK : qc_output_refuse(&why, d->path, err);
-}
-
 static qc_status open_alone(qc_part_run *r, int *complete, qc_error *err)
 {
     qc_output_dir *d = r->d;
-    int restart = r->options->restart;
+    const int restart = r->options->restart;
+    int moved = 0, same = 0;
+    qc_entry e = {.kind = QC_ENTRY_MISSING};
     QC_TRY(open_dir(r, err));
-    qc_status st = check_alone(r, complete, err);
+    qc_status st = qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err);
+    if (st == QC_OK && e.kind == QC_ENTRY_FILE)
+        st = look_for_commit(r, &moved, err);
+    r->committing = 0; /* its own journal says so when it is opened */
+    /* Where it has moved, a run of this command did that and did not come to clean up. */
+    if (st == QC_OK && !r->options->force && (!moved || restart))
+        st = check_finished(r, QC_LOOK_WEIGHTS, &same, err);
+    *complete = same && !restart && !d->had_journal;
     if (st == QC_OK)
         st = qc_parts_check_others(d, r->rank, restart, "", 0, err);
     if ((st == QC_OK && *complete) || (st != QC_OK && !d->had_journal))
@@ -414,32 +383,35 @@ static qc_status open_alone(qc_part_run *r, int *complete, qc_error *err)
 }
 
 /* Tries once to enter. *again says that things changed meanwhile, so that it has to be tried
- * again. manifest is the one of OUT that *weights is known for. */
-static qc_status try_to_open(qc_part_run *r, weights_of *weights, qc_digest *manifest,
-                             int *complete, int *again, qc_error *err)
+ * again. */
+static qc_status try_to_open(qc_part_run *r, int *complete, int *again, qc_error *err)
 {
     qc_output_dir *d = r->d;
     int gone = 0, looks_complete = 0, any = 1, there = 0, same = 0;
+    qc_digest now;
     QC_TRY(open_dir(r, err));
     qc_status st = qc_part_turn_take(&r->turn, d, NULL, r->plan->call, &gone, err);
     if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
         st = qc_output_dir_look_again(d, err);
+    if (st == QC_OK && !gone && r->weights != QC_WEIGHTS_UNKNOWN) {
+        st = qc_output_dir_manifest(d, &there, &now, err);
+        if (st == QC_OK && (!there || !qc_digest_equal(&now, &r->weights_of)))
+            r->weights = QC_WEIGHTS_UNKNOWN;
+    }
     if (st == QC_OK && !gone)
-        st = forget_other(d, weights, manifest, err);
-    if (st == QC_OK && !gone)
-        st = check_staging(r, *weights, &looks_complete, err);
-    *complete = looks_complete && *weights == WEIGHTS_SAME && !r->options->restart;
+        st = check_staging(r, &looks_complete, err);
+    *complete = looks_complete && r->weights == QC_WEIGHTS_SAME && !r->options->restart;
+    *again = gone || (looks_complete && !*complete);
     if (st == QC_OK && looks_complete && !*complete) {
         /* To compare weights takes as long as reading them. The turn is given back meanwhile, so
          * everything is looked at again. */
-        st = qc_output_dir_manifest(d, &there, manifest, err);
+        st = qc_output_dir_manifest(d, &there, &r->weights_of, err);
         if (st == QC_OK)
             qc_file_discard(&r->turn);
         if (st == QC_OK)
             st = qc_output_is_of_weights(&same, d->path, r->plan, r->share, err);
-        *weights = there && same ? WEIGHTS_SAME : WEIGHTS_OTHER;
+        r->weights = there && same ? QC_WEIGHTS_SAME : QC_WEIGHTS_OTHER;
     }
-    *again = gone || (looks_complete && !*complete);
     /* A part that is refused leaves nothing where there was nothing. */
     if (st != QC_OK && !gone && r->turn.fd >= 0 &&
         (qc_parts_have_journal(&any, d, NULL) != QC_OK || d->dead.shard_count > 0))
@@ -458,15 +430,13 @@ static qc_status try_to_open(qc_part_run *r, weights_of *weights, qc_digest *man
 
 qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, int *complete, qc_error *err)
 {
-    weights_of weights = WEIGHTS_UNKNOWN;
-    qc_digest manifest = {{0}};
     int again = 1;
     *complete = 0;
     r->d = d;
     if (!is_shared(r))
         return open_alone(r, complete, err);
     for (int i = 0; i < OPEN_TRIES && again; i++)
-        QC_TRY(try_to_open(r, &weights, &manifest, complete, &again, err));
+        QC_TRY(try_to_open(r, complete, &again, err));
     if (again)
         QC_FAIL(err, QC_ERR_IO,
                 "%s: other parts of the conversion come and go too fast; start this part again",

@@ -49,6 +49,9 @@ QC_NODISCARD qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank ran
 /* Is there a journal of any part, of any number of parts, in the folder? */
 QC_NODISCARD qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err);
 
+/* What is known of the weights that OUT, which looks complete, was made of. */
+typedef enum { QC_WEIGHTS_UNKNOWN, QC_WEIGHTS_SAME, QC_WEIGHTS_OTHER } qc_weights_known;
+
 typedef struct {
     qc_rank rank;
     const qc_plan *plan;
@@ -58,7 +61,9 @@ typedef struct {
     qc_share share;
     unsigned *left; /* parts that are not done, in rising order; in the plan's arena */
     unsigned left_count;
-    int committing; /* a process died while it completed OUT: */
+    qc_weights_known weights;
+    qc_digest weights_of; /* digest of OUT's manifest when its weights were looked at */
+    int committing;       /* a process died while it completed OUT: */
     qc_digest manifest;
     unsigned committer; /* the part whose journal says so, else this one */
 } qc_part_run;

@@ -203,8 +203,6 @@ static qc_status take_out(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
     qc_pipeline *p = r->p;
-    for (uint32_t i = 0; i < p->unit_count; i++)
-        r->times_due |= c->damaged[i] == OTHER_SCALES;
     for (uint32_t i = 0; r->found.done && i < p->plan->layout.count; i++) {
         if (!p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(take_back_done(r, i, err));
@@ -213,6 +211,7 @@ static qc_status take_out(checker *c, qc_error *err)
         qc_unit *u = &p->units[i];
         if (!c->damaged[i])
             continue;
+        r->times_due |= c->damaged[i] == OTHER_SCALES;
         if (u->kind == QC_UNIT_DERIVED) { /* see take_derived_out */
             QC_TRY(take_back_done(r, u->shard, err));
             continue;

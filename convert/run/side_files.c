@@ -332,13 +332,13 @@ static qc_status stage(qc_output_dir *d, qc_manifest_file *f, const qc_plan *pla
     return st;
 }
 
-qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *arena,
-                             const qc_plan *plan, qc_error *err)
+qc_status qc_side_files_list(qc_side_file **files, size_t *count, const qc_plan *plan,
+                             qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     qc_side_file *list = NULL;
     size_t n = 0;
-    QC_TRY(qc_arena_alloc(arena, &list, m->side_count + 3, sizeof *list, err));
+    QC_TRY(qc_arena_alloc(plan->arena, &list, m->side_count + 3, sizeof *list, err));
     for (size_t i = 0; i < m->side_count; i++) {
         if (!m->config || strcmp(m->side[i].path, QC_CONFIG_NAME) != 0)
             list[n++] = (qc_side_file){m->side[i].path, QC_SIDE_COPY};
@@ -347,7 +347,8 @@ qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *aren
         list[n++] = (qc_side_file){QC_CONFIG_NAME, QC_SIDE_CONFIG};
     if (plan->layout.count > 1) {
         list[n].kind = QC_SIDE_INDEX;
-        QC_TRY(qc_layout_index_name(&list[n++].name, arena, plan->layout.shards[0].name, err));
+        QC_TRY(
+            qc_layout_index_name(&list[n++].name, plan->arena, plan->layout.shards[0].name, err));
     }
     if (plan->device_names)
         list[n++] = (qc_side_file){QC_DEVICE_MAP_NAME, QC_SIDE_DEVICE_MAP};
@@ -362,7 +363,7 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const char 
                               qc_manifest_file **files, size_t *count, qc_error *err)
 {
     qc_side_file *side = NULL;
-    QC_TRY(qc_side_files_list(&side, count, d->arena, plan, err));
+    QC_TRY(qc_side_files_list(&side, count, plan, err));
     QC_TRY(qc_arena_alloc(d->arena, files, *count, sizeof **files, err));
     for (size_t i = 0; i < *count; i++) {
         (*files)[i].path = side[i].name;

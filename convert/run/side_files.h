@@ -43,9 +43,9 @@ typedef struct {
     qc_side_kind kind;
 } qc_side_file;
 
-/* Lists the side files, sorted, in the arena, before any of them is made. */
-QC_NODISCARD qc_status qc_side_files_list(qc_side_file **files, size_t *count, qc_arena *arena,
-                                          const qc_plan *plan, qc_error *err);
+/* Lists the side files, sorted, in the plan's arena, before any of them is made. */
+QC_NODISCARD qc_status qc_side_files_list(qc_side_file **files, size_t *count, const qc_plan *plan,
+                                          qc_error *err);
 /* Stages all of them in d. files (in the arena of d) is what the manifest lists. device_map is the
  * text of device_map.json, for a plan with a placement. */
 QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan,

@@ -53,7 +53,7 @@ static qc_status write_once(const world *w, qc_error *err)
     for (int i = 0; st == QC_OK && i < FILES; i++)
         st = qc_output_dir_put(&d, names[i], "x", 1, err);
     if (st == QC_OK)
-        st = qc_output_dir_manifest_path(&d, &path, err);
+        st = qc_path_join(d.arena, &path, d.staging, QC_MANIFEST_NAME, err);
     if (st == QC_OK)
         st = qc_file_put(path, manifest.data, manifest.len, err);
     if (st == QC_OK)
