@@ -193,23 +193,22 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme scheme,
                                 uint32_t block_elems)
 {
-    const qc_coded_weight *w = coded_of(c, tensor);
     const int nested = c->options->recipe.double_quant;
+    const qc_coded_weight *w = coded_of(c, tensor);
+    const qc_dtype dtype = qc_checkpoint_dtype(&c->model->tensors[tensor]);
     uint64_t dims[2];
-    if (w)
-        return qc_plan_weight_bytes(w->dims, w->ndim, w->dtype, scheme, block_elems, nested);
     shape_of(c, tensor, &dims[0], &dims[1]);
-    return qc_plan_weight_bytes(dims, 2, qc_checkpoint_dtype(&c->model->tensors[tensor]), scheme,
-                                block_elems, nested);
+    return w ? qc_plan_weight_bytes(w->dims, w->ndim, w->dtype, scheme, block_elems, nested)
+             : qc_plan_weight_bytes(dims, 2, dtype, scheme, block_elems, nested);
 }
 
 static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
 {
-    uint64_t dims[2];
+    uint64_t rows, cols;
     if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
         return c->model->tensors[tensor].bytes + c->scale_bytes[tensor];
-    shape_of(c, tensor, &dims[0], &dims[1]);
-    return qc_plan_weight_bytes(dims, 2, kept_dtype(c, tensor), QC_SCHEME_KEEP, 0, 0);
+    shape_of(c, tensor, &rows, &cols);
+    return rows * cols * (qc_dtype_bits(kept_dtype(c, tensor)) / 8);
 }
 
 static void size_group(chooser *c, uint32_t g)

@@ -26,7 +26,7 @@ void qc_coded_scratch_deinit(qc_coded_scratch *s);
  * for integers of 4 bit, rounded up. */
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
 
-/* Reads elements [first, first + n) of the flattened weight, in order; of MXFP4, whole blocks of 32.
+/* Reads elements [first, first + n) of the flattened weight, in order; of MXFP4, whole blocks.
  * QC_ERR_NONFINITE, with the place, for a value that is NaN, infinite or too large for a float. */
 QC_NODISCARD qc_status qc_coded_read(const qc_coded_source *src, qc_coded_scratch *scratch,
                                      uint64_t first, uint64_t n, float *out, qc_error *err);

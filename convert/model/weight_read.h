@@ -56,7 +56,7 @@ QC_NODISCARD qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_sou
                                         uint64_t first, uint64_t n, const float **out,
                                         qc_error *err);
 /* Reads elements [first, first + n), n > 0, of the flattened codes of a stored weight to dst, in
- * F32, F16 or BF16. *bad: the first, from `first` on, that is too large for dtype, or UINT64_MAX. */
+ * F32, F16 or BF16. *bad: the first, from `first` on, too large for dtype, or UINT64_MAX. */
 QC_NODISCARD qc_status qc_weight_stored(qc_weight_reader *r, const qc_weight_source *w,
                                         uint64_t first, uint64_t n, void *dst, qc_dtype dtype,
                                         uint64_t *bad, qc_error *err);

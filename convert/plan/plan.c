@@ -490,8 +490,6 @@ uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtyp
                 .model_dtype = dtype,
                 .ndim = ndim & 15u,
                 .stack = ndim == 3};
-    if (!qc_scheme_is_quantized(scheme))
-        return j.elems * (qc_dtype_bits(dtype) / 8);
     qc_job_set_form(&j, scheme, block_elems, nested);
     uint64_t bytes = qc_form_code_bytes(&j.form, j.elems);
     for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {

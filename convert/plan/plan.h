@@ -18,11 +18,11 @@
 
 #define QC_NO_OUTPUT UINT32_MAX
 
-/* Steps of this many source bytes are read, hashed and quantized at a time, though never less than a
+/* Steps of this many source bytes are read, hashed and quantized at a time, but never less than a
  * row or a group. Error sums are added up step by step, so the manifest's errors depend on it. */
 #define QC_SOURCE_STEP_BYTES (512u << 10)
 
-/* A job has all numbers of its weight, so that whoever carries the plan out asks nobody again. It is
+/* A job has all numbers of its weight, so that whoever carries the plan out asks nobody. It is
  * small, because a mixture of experts has tens of thousands of them: 144 bytes. */
 typedef struct {
     const qc_recipe_entry *entry;
@@ -94,7 +94,7 @@ typedef struct {
      * first_matrix[job] to first_matrix[job + 1], behind those of all jobs. NULL: there are
      * none. */
     uint32_t *first_matrix;
-    uint64_t source_bytes;      /* of all jobs, and of the scales and state that they absorb */
+    uint64_t source_bytes;      /* all jobs, and the scales and state that they absorb */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
     uint64_t tensor_bytes;      /* of all output tensors */
     uint64_t weights_quantized; /* elements */
@@ -145,9 +145,9 @@ static inline uint32_t qc_job_output(const qc_job *j, qc_role_tensor role)
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
 /* Gives a job, whose shape is known, the form and the scales of a scheme that quantizes. */
 void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nested);
-/* The bytes that a weight of 2 dimensions, or a stack of 3, takes in a scheme, with its scales and
- * state: exactly the sum of the tensors that qc_plan_begin makes of it. dtype is the model's. The
- * scheme quantizes, or it is KEEP. */
+/* The bytes that a weight of 2 dimensions, or a stack of 3, takes in a scheme that quantizes, with
+ * its scales and state: exactly the sum of the tensors that qc_plan_begin makes of it. dtype is the
+ * model's. */
 uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested);
 /* Can a GPU quantize job j's weight? */
