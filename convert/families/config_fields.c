@@ -119,6 +119,23 @@ qc_status qc_config_read(uint64_t *out, const qc_config *c, const char *names, u
     return qc_config_count(out, qc_config_text_field(c, names), max, missing, err);
 }
 
+qc_status qc_config_size(uint64_t *out, const qc_config *c, const char *names, uint64_t missing,
+                         qc_error *err)
+{
+    const qc_json_node *n = qc_config_text_field(c, names);
+    if (!n || qc_json_kind_of(n) != QC_JSON_ARRAY || !qc_json_first(n))
+        return qc_config_count(out, n, QC_CONFIG_MAX_SIZE, missing, err);
+    *out = 0;
+    for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
+        uint64_t size = 0;
+        if (qc_json_kind_of(each) == QC_JSON_ARRAY)
+            continue; /* these are stages of a vision tower, which a text does not pass */
+        QC_TRY(qc_config_count(&size, each, QC_CONFIG_MAX_SIZE, 0, err));
+        *out = size > *out ? size : *out;
+    }
+    return QC_OK;
+}
+
 int qc_config_flag(const qc_config *c, const char *name, int missing)
 {
     return qc_json_bool_or(qc_config_text_field(c, name), missing);

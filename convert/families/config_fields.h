@@ -41,6 +41,9 @@ QC_NODISCARD qc_status qc_config_count(uint64_t *out, const qc_json_node *n, uin
 /* Does the work of qc_config_text_field and qc_config_count in one call. */
 QC_NODISCARD qc_status qc_config_read(uint64_t *out, const qc_config *c, const char *names,
                                       uint64_t max, uint64_t missing, qc_error *err);
+/* Reads a size so. Where a model has one per layer (a list), the largest counts. */
+QC_NODISCARD qc_status qc_config_size(uint64_t *out, const qc_config *c, const char *names,
+                                      uint64_t missing, qc_error *err);
 /* Reads a boolean. The result is `missing` where the field is missing or not a boolean. */
 int qc_config_flag(const qc_config *c, const char *name, int missing);
 /* Marks the layers whose numbers the list has; the first layer has the number `first`. Another list

@@ -20,28 +20,6 @@
 
 typedef qc_geometry_reader reader;
 
-int qc_geometry_is(const reader *r, const char *types)
-{
-    return qc_config_word_in(r->config.text_type, types);
-}
-
-qc_status qc_geometry_size(const reader *r, uint64_t *out, const char *names, uint64_t missing,
-                           qc_error *err)
-{
-    const qc_json_node *n = qc_config_text_field(&r->config, names);
-    if (!n || qc_json_kind_of(n) != QC_JSON_ARRAY || !qc_json_first(n))
-        return qc_config_count(out, n, QC_CONFIG_MAX_SIZE, missing, err);
-    *out = 0;
-    for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
-        uint64_t size = 0;
-        if (qc_json_kind_of(each) == QC_JSON_ARRAY)
-            continue; /* these are stages of a vision tower, which a text does not pass */
-        QC_TRY(qc_config_count(&size, each, QC_CONFIG_MAX_SIZE, 0, err));
-        *out = size > *out ? size : *out;
-    }
-    return QC_OK;
-}
-
 /* ---- the shape ---- */
 
 static qc_status read_kv_heads(reader *r, qc_error *err)
@@ -55,11 +33,10 @@ static qc_status read_kv_heads(reader *r, qc_error *err)
     }
     if (qc_geometry_is(r, " gpt_bigcode ") && qc_config_flag(&r->config, "multi_query", 1))
         missing = 1;
-    return qc_geometry_size(
-        r, &g->kv_heads,
-        "decoder_num_key_value_heads num_key_value_heads num_kv_heads n_head_kv "
-        "multi_query_group_num",
-        missing, err);
+    return qc_config_size(&g->kv_heads, &r->config,
+                          "decoder_num_key_value_heads num_key_value_heads num_kv_heads n_head_kv "
+                          "multi_query_group_num",
+                          missing, err);
 }
 
 static qc_status read_head_dim(reader *r, qc_error *err)
@@ -90,7 +67,7 @@ static qc_status read_shape(reader *r, qc_error *err)
                           "decoder_layers num_decoder_layers num_hidden_layers n_layer n_layers "
                           "num_layers layers",
                           QC_CONFIG_MAX_LAYERS, 0, err));
-    /* Only a list may tell how many there are, as for nemotron_h. xlstm's num_blocks is not read. */
+    /* Only a list may tell how many there are (nemotron_h). xlstm's num_blocks is not read. */
     const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
     if (layers == 0 && list && qc_json_kind_of(list) == QC_JSON_ARRAY) {
         layers = qc_json_count(list);
@@ -100,15 +77,15 @@ static qc_status read_shape(reader *r, qc_error *err)
                     qc_json_key(list), layers, QC_CONFIG_MAX_LAYERS);
     }
     g->layer_count = (uint32_t)layers;
-    QC_TRY(qc_geometry_size(r, &g->hidden, "hidden_size n_embd d_model n_embed embed_dim", 0, err));
-    QC_TRY(
-        qc_geometry_size(r, &g->heads,
-                         "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
-                         "n_head n_heads num_heads attention_heads",
-                         r->row->heads, err));
+    QC_TRY(qc_config_size(&g->hidden, &r->config, "hidden_size n_embd d_model n_embed embed_dim", 0,
+                          err));
+    QC_TRY(qc_config_size(&g->heads, &r->config,
+                          "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
+                          "n_head n_heads num_heads attention_heads",
+                          r->row->heads, err));
     QC_TRY(read_kv_heads(r, err));
     QC_TRY(read_head_dim(r, err));
-    QC_TRY(qc_geometry_size(r, &g->vocab, "vocab_size padded_vocab_size", 0, err));
+    QC_TRY(qc_config_size(&g->vocab, &r->config, "vocab_size padded_vocab_size", 0, err));
     QC_TRY(qc_config_read(&g->max_context, &r->config,
                           "max_position_embeddings n_positions max_target_positions max_seq_len "
                           "seq_length max_sequence_length n_ctx",
@@ -143,9 +120,9 @@ static qc_status read_mlp(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
     uint64_t dense = 0, moe = 0, shared_width = 0, shared = 0, dense_first = 0;
-    QC_TRY(qc_geometry_size(
-        r, &dense, "decoder_ffn_dim intermediate_size n_inner ffn_hidden_size ffn_dim d_ff",
-        g->hidden * 4, err));
+    QC_TRY(qc_config_size(&dense, &r->config,
+                          "decoder_ffn_dim intermediate_size n_inner ffn_hidden_size ffn_dim d_ff",
+                          g->hidden * 4, err));
     QC_TRY(qc_config_read(&g->experts, &r->config,
                           "num_local_experts num_experts n_routed_experts moe_num_experts",
                           QC_CONFIG_MAX_EXPERTS, 0, err));
@@ -155,15 +132,15 @@ static qc_status read_mlp(reader *r, qc_error *err)
     QC_TRY(qc_config_read(&g->experts_per_token, &r->config,
                           "num_experts_per_tok experts_per_token moe_top_k moe_k", g->experts, 1,
                           err));
-    QC_TRY(qc_geometry_size(r, &moe, "moe_intermediate_size", dense, err));
+    QC_TRY(qc_config_size(&moe, &r->config, "moe_intermediate_size", dense, err));
     QC_TRY(qc_config_read(&shared, &r->config, "n_shared_experts", QC_CONFIG_MAX_EXPERTS, 0, err));
-    QC_TRY(qc_geometry_size(r, &shared_width, "shared_expert_intermediate_size", 0, err));
+    QC_TRY(qc_config_size(&shared_width, &r->config, "shared_expert_intermediate_size", 0, err));
     QC_TRY(qc_config_read(&dense_first, &r->config, "first_k_dense_replace", QC_CONFIG_MAX_SIZE, 0,
                           err));
     uint64_t routed = moe * (g->experts_per_token + shared) + shared_width;
     const qc_json_node *only = qc_config_text_field(&r->config, "mlp_only_layers");
     uint64_t step = 1;
-    QC_TRY(qc_geometry_size(r, &step, "decoder_sparse_step", 1, err));
+    QC_TRY(qc_config_size(&step, &r->config, "decoder_sparse_step", 1, err));
     int some_dense = dense_first > 0 || step > 1 ||
                      (only && qc_json_kind_of(only) == QC_JSON_ARRAY && qc_json_first(only));
     g->intermediate = some_dense && dense > routed ? dense : routed;

@@ -16,11 +16,10 @@ typedef struct {
 } qc_geometry_reader;
 
 /* Is the model type of the text configuration in the list? */
-int qc_geometry_is(const qc_geometry_reader *r, const char *types);
-/* Reads a size under the first of the names that config.json has. Where a model has one per layer
- * (a list), the largest counts. */
-QC_NODISCARD qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out,
-                                        const char *names, uint64_t missing, qc_error *err);
+static inline int qc_geometry_is(const qc_geometry_reader *r, const char *types)
+{
+    return qc_config_word_in(r->config.text_type, types);
+}
 
 /* Fills in out->layers, which is what every layer keeps, from sizes that are read already. */
 QC_NODISCARD qc_status qc_geometry_read_layers(qc_geometry_reader *r, qc_error *err);

@@ -205,15 +205,15 @@ static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_erro
 {
     qc_geometry *g = r->out;
     uint64_t rope = 0, nope = 0, v = 0, index = 0;
-    QC_TRY(qc_geometry_size(r, &rope, "qk_rope_head_dim", 0, err));
-    QC_TRY(qc_geometry_size(r, &nope, "qk_nope_head_dim", 0, err));
-    QC_TRY(qc_geometry_size(r, &v, "v_head_dim", nope, err));
+    QC_TRY(qc_config_size(&rope, &r->config, "qk_rope_head_dim", 0, err));
+    QC_TRY(qc_config_size(&nope, &r->config, "qk_nope_head_dim", 0, err));
+    QC_TRY(qc_config_size(&v, &r->config, "v_head_dim", nope, err));
     if (rope + nope == 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: kv_lora_rank is %" PRIu64
                 ", but there are no qk_nope_head_dim and qk_rope_head_dim",
                 rank);
-    QC_TRY(qc_geometry_size(r, &index, "index_head_dim", 0, err));
+    QC_TRY(qc_config_size(&index, &r->config, "index_head_dim", 0, err));
     const qc_json_node *indexers = text_field(r, "indexer_types");
     const qc_json_node *indexer = is_list(indexers) ? qc_json_first(indexers) : NULL;
     g->head_dim = nope + rope;
@@ -270,7 +270,7 @@ qc_status qc_geometry_read_layers(qc_geometry_reader *r, qc_error *err)
     /* The decoder of an encoder-decoder also keeps keys and values of the source. */
     for (uint32_t i = 0; g->encoder_decoder && i < g->layer_count; i++)
         g->layers[i].source_elems = 2 * g->kv_heads * g->head_dim;
-    QC_TRY(qc_geometry_size(r, &rank, "kv_lora_rank", 0, err));
+    QC_TRY(qc_config_size(&rank, &r->config, "kv_lora_rank", 0, err));
     if (rank != 0)
         return read_latent(r, rank, err);
     return read_image_layers(r, err);

@@ -340,7 +340,7 @@ static qc_status check_described(const finder *f, qc_coded_weight *w, const part
             return QC_OK;
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': config.json says that the format is '%s', but the tensors have %s",
-                p->codes->name, format, qc_coding_name(w->coding));
+                p->codes->name, format, packed ? "pack-quantized" : "int-quantized");
     }
     if (!f->config || strcmp(f->method, "compressed-tensors") != 0)
         return QC_OK;
