@@ -199,22 +199,6 @@ static void give(qc_values *v, reader *r)
     pthread_mutex_unlock(&v->lock);
 }
 
-/* Reads rows as the file has them. */
-static qc_status read_plain(const qc_values *v, reader *r, const entry *e, uint64_t first,
-                            uint64_t count, unsigned char *dst, qc_error *err)
-{
-    const qc_checkpoint_tensor *t = &v->model->tensors[e->tensor];
-    const uint64_t rows = t->ndim ? t->dims[0] : 1;
-    const uint64_t row_bytes = rows ? t->bytes / rows : 0, bytes = count * row_bytes;
-    for (uint64_t at = 0; at < bytes; at += READ_BYTES) {
-        const uint64_t n = qc_min_u64(READ_BYTES, bytes - at);
-        QC_TRY(qc_check_interrupted(err));
-        QC_TRY(qc_checkpoint_read(v->model, r->weights.codes, t, first * row_bytes + at, dst + at,
-                                  (size_t)n, err));
-    }
-    return QC_OK;
-}
-
 qc_status qc_values_read(qc_values *v, size_t index, uint64_t first, uint64_t count, void *dst,
                          qc_dtype dtype, qc_error *err)
 {
@@ -240,8 +224,16 @@ qc_status qc_values_read(qc_values *v, size_t index, uint64_t first, uint64_t co
     qc_weight_source source;
     QC_TRY(take(v, &r, err));
     qc_status st = QC_OK;
-    if (!coded && dtype == t->dtype) {
-        st = read_plain(v, r, e, first, count, dst, err);
+    if (!coded && dtype == t->dtype) { /* as the file has them */
+        const qc_checkpoint_tensor *from = &v->model->tensors[e->tensor];
+        const uint64_t row_bytes = rows ? from->bytes / rows : 0, bytes = count * row_bytes;
+        for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_BYTES) {
+            st = qc_check_interrupted(err);
+            if (st == QC_OK)
+                st = qc_checkpoint_read(v->model, r->weights.codes, from, first * row_bytes + at,
+                                        (unsigned char *)dst + at,
+                                        (size_t)qc_min_u64(READ_BYTES, bytes - at), err);
+        }
     } else {
         st = qc_weight_source_of(&source, v->model, e->tensor, e->stored, e->coded, e->turned, err);
         if (st == QC_OK)

@@ -105,10 +105,4 @@ QC_NODISCARD qc_status qc_against_run(qc_against_result *result, const qc_call *
                                       const qc_against_options *o, qc_progress *progress,
                                       qc_error *err);
 
-/* Lists the worst rows: faulty ones first, then those with the largest error / expected (of equal
- * ones, those with the larger error). There are up to *count of them, which is set to how many
- * there are. */
-QC_NODISCARD qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
-                                        const qc_against_result *r, qc_error *err);
-
 #endif

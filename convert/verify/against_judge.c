@@ -342,35 +342,3 @@ qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
     }
     return QC_OK;
 }
-
-static int compare_worst(const void *pa, const void *pb)
-{
-    const qc_against_row *a = *(const qc_against_row *const *)pa;
-    const qc_against_row *b = *(const qc_against_row *const *)pb;
-    if ((a->fault != NULL) != (b->fault != NULL))
-        return a->fault ? -1 : 1;
-    /* With searched scales the ratios of two tensors differ a little, so they are compared in steps
-     * that a reader can see. */
-    double x = round(a->ratio * 1000.0), y = round(b->ratio * 1000.0);
-    if (x != y)
-        return x > y ? -1 : 1;
-    if (a->error != b->error)
-        return a->error > b->error ? -1 : 1;
-    return qc_natural_compare(a->name, b->name);
-}
-
-qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
-                           const qc_against_result *r, qc_error *err)
-{
-    size_t n = 0;
-    const qc_against_row **rows = NULL;
-    QC_TRY(qc_arena_array(arena, &rows, r->count + 1, err));
-    for (size_t i = 0; i < r->count; i++) {
-        if (r->rows[i].kind == QC_AGAINST_QUANTIZED || r->rows[i].fault)
-            rows[n++] = &r->rows[i];
-    }
-    qsort(rows, n, sizeof *rows, compare_worst);
-    *count = n < *count ? n : *count;
-    *out = rows;
-    return QC_OK;
-}

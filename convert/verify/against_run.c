@@ -3,6 +3,7 @@
 #include "convert/adapter/adapters.h"
 #include "convert/verify/against_internal.h"
 
+#include "base/text.h"
 #include "convert/model/expert_split.h"
 #include "convert/pipeline/pipeline.h"
 
@@ -51,11 +52,9 @@ static qc_status scan_without_manifest(qc_against *a, qc_error *err)
 
 static int has_fused(const qc_checkpoint *c)
 {
-    for (size_t i = 0; i < c->tensor_count; i++) {
-        const char *tail = strstr(c->tensors[i].name, FUSED_TAIL);
-        if (tail && strcmp(tail, FUSED_TAIL) == 0)
+    for (size_t i = 0; i < c->tensor_count; i++)
+        if (qc_ends_with(c->tensors[i].name, FUSED_TAIL))
             return 1;
-    }
     return 0;
 }
 

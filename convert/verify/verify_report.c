@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "convert/term/console.h"
+#include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
 #include "formats/json_rows.h"
@@ -9,6 +10,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define WORST_ROWS 10u
@@ -211,11 +213,29 @@ static void write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result
     qc_table_print(&t, 2, out);
 }
 
+/* Puts rows with faults first, then those with the largest error over the expected one; of equal
+ * ones, those with the larger error. */
+static int compare_worst(const void *pa, const void *pb)
+{
+    const qc_against_row *a = *(const qc_against_row *const *)pa;
+    const qc_against_row *b = *(const qc_against_row *const *)pb;
+    if ((a->fault != NULL) != (b->fault != NULL))
+        return a->fault ? -1 : 1;
+    /* With searched scales the ratios of two tensors differ a little, so they are compared in steps
+     * that a reader can see. */
+    double x = round(a->ratio * 1000.0), y = round(b->ratio * 1000.0);
+    if (x != y)
+        return x > y ? -1 : 1;
+    if (a->error != b->error)
+        return a->error > b->error ? -1 : 1;
+    return qc_natural_compare(a->name, b->name);
+}
+
 static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                             qc_error *err)
 {
     const qc_against_row **rows = NULL;
-    size_t n = WORST_ROWS, faulty = 0;
+    size_t n = 0, faulty = 0;
     qc_table t;
     qc_table_begin(&t, call->arena,
                    "tensor|is|>error|>expected|>ratio|>SQNR dB|>largest|>at|>clipped|fault");
@@ -225,9 +245,14 @@ static qc_status write_rows(qc_strbuf *out, const qc_call *call, const qc_agains
         qc_table_print(&t, 2, out);
         return QC_OK;
     }
-    for (size_t i = 0; i < r->count; i++)
+    QC_TRY(qc_arena_array(call->arena, &rows, r->count + 1, err));
+    for (size_t i = 0; i < r->count; i++) {
         faulty += r->rows[i].fault != NULL;
-    QC_TRY(qc_against_worst(&rows, &n, call->arena, r, err));
+        if (r->rows[i].kind == QC_AGAINST_QUANTIZED || r->rows[i].fault)
+            rows[n++] = &r->rows[i];
+    }
+    qsort(rows, n, sizeof *rows, compare_worst);
+    n = n < WORST_ROWS ? n : WORST_ROWS;
     for (size_t i = 0; i < n; i++)
         add_row(&t, rows[i]);
     /* Tensors with faults come first, whether they are quantized or not. */

@@ -499,6 +499,12 @@ class Names(Against):
         self.assertIn("error", rows[L % 0 + UP])
         text = self.run_qconv("verify", "b", "--against", "m").stdout.decode()
         self.assertIn("1 tensor with faults, then those farthest from MODEL:", text)
+        listed = [l.split()[0] for l in text.split("farthest from MODEL:\n")[1].splitlines() if l.strip()]
+        listed = [n for n in listed if n in rows]
+        self.assertEqual(listed[0], name)
+        ratios = [int(rows[n]["ratio"] * 1000 + 0.5) for n in listed[1:]]
+        self.assertGreater(len(ratios), 2)
+        self.assertEqual(ratios, sorted(ratios, reverse=True))
         line = next(l for l in text.splitlines() if l.split()[:1] == [name])
         self.assertNotIn("0.00000", line)
         self.assertNotIn(" inf", text)
