@@ -78,10 +78,6 @@ QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
                             const char *why);
 
-/* Reads a weight by its number as floats [rows, cols], a matrix of a stack by itself. The caller
- * frees it, also after a failure. */
-QC_NODISCARD qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number,
-                                         qc_error *err);
 /* Factors the engine's moments, which are of so many tokens. name: of the first weight, for
  * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,

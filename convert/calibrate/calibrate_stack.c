@@ -74,7 +74,8 @@ qc_status qc_calibrate_groups_look(qc_calibrator *k, uint32_t number, qc_error *
         g->least[i] = INFINITY;
     for (uint32_t i = 0; i < qc_calibrated_matrices(k->plan, job); i++) {
         float *w = NULL;
-        qc_status st = qc_calibrate_read(&w, k, k->plan->first_matrix[job] + i, err);
+        qc_status st =
+            qc_calibrated_original(&w, &k->reader, k->plan, k->plan->first_matrix[job] + i, err);
         if (st == QC_OK)
             add_matrix(g, &j, i, w);
         qc_free(w);
@@ -187,7 +188,7 @@ qc_status qc_calibrate_searched(qc_calibrator *k, uint32_t number, qc_error *err
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
     float *w = NULL;
-    qc_status st = qc_calibrate_read(&w, k, number, err);
+    qc_status st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
     if (st != QC_OK) {
         qc_free(w);
         return st;

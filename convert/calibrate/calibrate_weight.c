@@ -113,26 +113,6 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
 
 /* ---- making ---- */
 
-qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number, qc_error *err)
-{
-    const qc_job j = qc_calibrated_weight(k->plan, number);
-    qc_weight_source w;
-    uint32_t matrix;
-    size_t size = 0;
-    (void)qc_calibrated_job(k->plan, number, &matrix);
-    QC_TRY(qc_weight_source_of(&w, k->plan->model, j.source, j.entry->stored, j.entry->coded,
-                               j.entry->transpose, err));
-    if (!w.turned) { /* a stack as the rows of all of its matrices */
-        w.ndim = 2;
-        w.dims[0] = w.elems / j.form.cols;
-        w.dims[1] = j.form.cols;
-    }
-    if (qc_u64_to_size(qc_sat_mul(j.elems, sizeof(float)), &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j.name);
-    QC_TRY(qc_malloc_aligned(out, 64, size, err));
-    return qc_weight_read(&k->reader, &w, matrix * j.rows, j.rows, *out, QC_DTYPE_F32, err);
-}
-
 qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uint64_t tokens,
                               const char *name, qc_error *err)
 {
@@ -168,7 +148,7 @@ qc_status qc_calibrate_weight(qc_calibrator *k, uint32_t number, const qc_feedba
     char name[QC_CALIBRATED_NAME_BYTES];
     float *w = NULL;
     (void)qc_calibrated_name(name, k->plan, number);
-    qc_status st = qc_calibrate_read(&w, k, number, err);
+    qc_status st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
     if (st == QC_OK)
         st = k->costs ? qc_calibrate_cost(k, number, w, g, err)
                       : qc_calibrated_alloc(&arrays, k->plan, number, err);
