@@ -22,7 +22,7 @@
 struct qc_door {
     qc_door_line line;
     const char *identity;
-    qc_calibrate_report report; /* what the hello says */
+    qc_calibrate_report report; /* as the hello gives it */
 };
 
 /* ---- the hello ---- */

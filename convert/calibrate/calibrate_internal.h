@@ -78,19 +78,14 @@ QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
                             const char *why);
 
-/* Reads a weight by its number as floats [rows, cols], a matrix of a stack by itself. The caller
- * frees it, also after a failure. */
-QC_NODISCARD qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number,
-                                         qc_error *err);
 /* Factors the engine's moments, which are of so many tokens. name: of the first weight, for
  * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
                                            uint64_t tokens, const char *name, qc_error *err);
-/* Quantizes a weight with the engine's factor into the store; w: [rows, cols]; g: of its outputs,
- * or NULL. Its arrays stay in *arrays, and the caller frees them. */
-QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t number, const float *w,
-                                           const qc_feedback_outputs *g,
-                                           qc_calibrated_arrays *arrays, qc_error *err);
+/* Quantizes a weight with the engine's factor into the store, or finds its costs where these are
+ * wanted; g: of its outputs, or NULL. */
+QC_NODISCARD qc_status qc_calibrate_weight(qc_calibrator *k, uint32_t number,
+                                           const qc_feedback_outputs *g, qc_error *err);
 /* Predict the seconds that one factor takes, and one weight. block: as of qc_calibrate_set. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block);
@@ -118,14 +113,10 @@ QC_NODISCARD qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, c
 
 /* ---- calibrate_stack.c ---- */
 
-/* Do matrices of this weight's stack share groups of scales, or an offset of them? */
-int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number);
-/* Takes a matrix of such a stack into its groups. All matrices have to come, and then
- * qc_calibrate_groups_end, before one is quantized. */
-QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const float *w,
-                                               qc_error *err);
-/* Are the groups of this stack known? */
-int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job);
+/* Looks at all matrices of the stack of a weight to be made, if they share groups of scales, or an
+ * offset of them, and were not looked at yet. After the last such look comes
+ * qc_calibrate_groups_end, and then weights may be quantized. */
+QC_NODISCARD qc_status qc_calibrate_groups_look(qc_calibrator *k, uint32_t number, qc_error *err);
 void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
 /* Returns where feedback puts a weight, and what a matrix shares with others. */
@@ -136,8 +127,8 @@ qc_feedback_out qc_calibrate_out(const qc_calibrator *k, uint32_t number,
 QC_NODISCARD qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const float *w,
                                            const qc_calibrated_arrays *a, qc_error *err);
 /* Quantizes a matrix of a stack as if no text were there, into the store. */
-QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
-                                             const float *w, qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_searched(qc_calibrator *k, uint32_t number, qc_error *err);
+
 /* ---- the two ways ---- */
 
 QC_NODISCARD qc_status qc_calibrate_from_hessians(qc_calibrator *k, qc_error *err);

@@ -269,8 +269,6 @@ static qc_status make_one(const qc_moments *m, uint32_t i, qc_error *err)
     const qc_calibrator *k = m->k;
     const qc_moments_pair *p = &m->pairs[i];
     const uint64_t rows = qc_calibrated_weight(k->plan, p->number).rows;
-    qc_calibrated_arrays arrays = {0};
-    float *w = NULL;
     float *g = NULL;
     const double seconds =
         qc_calibrate_weight_seconds(k, p->number, cross_of(m, i), p->outputs.block);
@@ -281,11 +279,7 @@ static qc_status make_one(const qc_moments *m, uint32_t i, qc_error *err)
                                          .damping =
                                              qc_feedback_outputs_damping(block, p->outputs.tokens)};
     if (st == QC_OK)
-        st = qc_calibrate_read(&w, m->k, p->number, err);
-    if (st == QC_OK)
-        st = qc_calibrate_weight(k, p->number, w, g ? &outputs : NULL, &arrays, err);
-    qc_calibrated_free(&arrays);
-    qc_free(w);
+        st = qc_calibrate_weight(m->k, p->number, g ? &outputs : NULL, err);
     qc_free(g);
     qc_calibrate_progress(k, seconds);
     return st;
@@ -326,32 +320,12 @@ static qc_status make_set(const qc_moments *m, uint32_t first, uint32_t end, qc_
     return st;
 }
 
-/* Looks at all matrices of the stack of a weight to be made, if they share groups of scales and
- * were not looked at yet. */
-static qc_status look_at_groups(const qc_moments *m, uint32_t number, qc_error *err)
-{
-    const qc_plan *plan = m->k->plan;
-    uint32_t matrix;
-    const uint32_t job = qc_calibrated_job(plan, number, &matrix);
-    if (!qc_calibrate_shares_groups(m->k, number) || qc_calibrate_groups_known(m->k, job))
-        return QC_OK;
-    for (uint32_t i = 0; i < qc_calibrated_matrices(plan, job); i++) {
-        float *w = NULL;
-        qc_status st = qc_calibrate_read(&w, m->k, plan->first_matrix[job] + i, err);
-        if (st == QC_OK)
-            st = qc_calibrate_groups_add(m->k, plan->first_matrix[job] + i, w, err);
-        qc_free(w);
-        QC_TRY(st);
-    }
-    return QC_OK;
-}
-
 static qc_status make_all(const qc_moments *m, qc_error *err)
 {
     for (uint32_t i = 0; i < m->count; i++)
-        QC_TRY(look_at_groups(m, m->pairs[i].number, err));
+        QC_TRY(qc_calibrate_groups_look(m->k, m->pairs[i].number, err));
     for (uint32_t i = 0; i < m->searched_count; i++)
-        QC_TRY(look_at_groups(m, m->searched[i], err));
+        QC_TRY(qc_calibrate_groups_look(m->k, m->searched[i], err));
     qc_calibrate_groups_end(m->k);
     for (uint32_t first = 0, end = 0; first < m->count; first = end) {
         while (end < m->count && m->pairs[end].moments == m->pairs[first].moments)
@@ -359,13 +333,8 @@ static qc_status make_all(const qc_moments *m, qc_error *err)
         QC_TRY(make_set(m, first, end, err));
     }
     for (uint32_t i = 0; i < m->searched_count; i++) {
-        float *w = NULL;
         QC_TRY(qc_check_interrupted(err));
-        qc_status st = qc_calibrate_read(&w, m->k, m->searched[i], err);
-        if (st == QC_OK)
-            st = qc_calibrate_searched(m->k, m->searched[i], w, err);
-        qc_free(w);
-        QC_TRY(st);
+        QC_TRY(qc_calibrate_searched(m->k, m->searched[i], err));
     }
     return QC_OK;
 }

@@ -19,7 +19,8 @@
 
 /* ---- groups ---- */
 
-int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number)
+/* Do matrices of this weight's stack share groups of scales, or an offset of them? */
+static int shares_groups(const qc_calibrator *k, uint32_t number)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);
     return number >= k->plan->job_count && j.form.nested &&
@@ -34,18 +35,35 @@ static const qc_calibrate_groups *groups_of(const qc_calibrator *k, uint32_t job
     return NULL;
 }
 
-int qc_calibrate_groups_known(const qc_calibrator *k, uint32_t job)
-{
-    return groups_of(k, job) != NULL;
-}
-
 static uint64_t group_count(const qc_calibrator *k, uint32_t job)
 {
     return qc_ceil_div_u64(k->plan->jobs[job].scales, QC_NESTED_BLOCK);
 }
 
-static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
+/* Takes a matrix into the groups of its stack. */
+static void add_matrix(qc_calibrate_groups *g, const qc_job *j, uint32_t matrix, const float *w)
 {
+    const float reach = qc_form_reach(j->form.ops);
+    const uint32_t block = j->form.block_elems;
+    for (uint64_t b = 0; b < j->scales; b++) {
+        const uint64_t group = (matrix * j->scales + b) / QC_NESTED_BLOCK;
+        float largest = 0.0f;
+        for (uint64_t i = 0; i < block; i++)
+            largest = fmaxf(largest, fabsf(w[b * block + i]));
+        largest /= reach;
+        g->most[group] = fmaxf(g->most[group], largest);
+        g->least[group] = fminf(g->least[group], largest);
+        g->scale_sum += (double)largest;
+    }
+}
+
+qc_status qc_calibrate_groups_look(qc_calibrator *k, uint32_t number, qc_error *err)
+{
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    if (!shares_groups(k, number) || groups_of(k, job))
+        return QC_OK;
     const uint64_t count = group_count(k, job);
     QC_TRY(qc_realloc_array(&k->groups, k->group_count + 1, sizeof *k->groups, err));
     qc_calibrate_groups *g = &k->groups[k->group_count++];
@@ -54,27 +72,14 @@ static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
     QC_TRY(qc_calloc(&g->least, (size_t)count, sizeof *g->least, err));
     for (uint64_t i = 0; i < count; i++)
         g->least[i] = INFINITY;
-    return QC_OK;
-}
-
-qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const float *w, qc_error *err)
-{
-    uint32_t matrix;
-    const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
-    const qc_job j = qc_calibrated_weight(k->plan, number);
-    const float reach = qc_form_reach(j.form.ops);
-    if (!groups_of(k, job))
-        QC_TRY(begin(k, job, err));
-    qc_calibrate_groups *g = &k->groups[groups_of(k, job) - k->groups];
-    for (uint64_t b = 0; b < j.scales; b++) {
-        const uint64_t group = (matrix * j.scales + b) / QC_NESTED_BLOCK;
-        float largest = 0.0f;
-        for (uint64_t i = 0; i < j.form.block_elems; i++)
-            largest = fmaxf(largest, fabsf(w[b * j.form.block_elems + i]));
-        largest /= reach;
-        g->most[group] = fmaxf(g->most[group], largest);
-        g->least[group] = fminf(g->least[group], largest);
-        g->scale_sum += (double)largest;
+    for (uint32_t i = 0; i < qc_calibrated_matrices(k->plan, job); i++) {
+        float *w = NULL;
+        qc_status st =
+            qc_calibrated_original(&w, &k->reader, k->plan, k->plan->first_matrix[job] + i, err);
+        if (st == QC_OK)
+            add_matrix(g, &j, i, w);
+        qc_free(w);
+        QC_TRY(st);
     }
     return QC_OK;
 }
@@ -178,18 +183,22 @@ static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const floa
     return st;
 }
 
-qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const float *w,
-                                qc_error *err)
+qc_status qc_calibrate_searched(qc_calibrator *k, uint32_t number, qc_error *err)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);
     qc_calibrated_arrays a = {0};
-    QC_TRY(qc_calibrated_alloc(&a, k->plan, number, err));
+    float *w = NULL;
+    qc_status st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
+    if (st != QC_OK) {
+        qc_free(w);
+        return st;
+    }
+    st = qc_calibrated_alloc(&a, k->plan, number, err);
     qc_feedback_out out = qc_calibrate_out(k, number, &a);
-    qc_status st = QC_OK;
-    if (qc_calibrate_shares_groups(k, number)) {
+    if (st == QC_OK && shares_groups(k, number)) {
         st = weigh_alike(k, &j, w, &out, err);
         a.nested_offset = out.nested_offset;
-    } else {
+    } else if (st == QC_OK) {
         st = qc_calibrate_search(k, number, w, &a, err);
     }
     const qc_feedback_result result = QC_CALIBRATED_SEARCHED;
@@ -200,5 +209,6 @@ qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const f
         qc_error_prefix(err, "tensor '%s'", qc_calibrated_name(name, k->plan, number));
     }
     qc_calibrated_free(&a);
+    qc_free(w);
     return st;
 }

@@ -113,26 +113,6 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
 
 /* ---- making ---- */
 
-qc_status qc_calibrate_read(float **out, qc_calibrator *k, uint32_t number, qc_error *err)
-{
-    const qc_job j = qc_calibrated_weight(k->plan, number);
-    qc_weight_source w;
-    uint32_t matrix;
-    size_t size = 0;
-    (void)qc_calibrated_job(k->plan, number, &matrix);
-    QC_TRY(qc_weight_source_of(&w, k->plan->model, j.source, j.entry->stored, j.entry->coded,
-                               j.entry->transpose, err));
-    if (!w.turned) { /* a stack as the rows of all of its matrices */
-        w.ndim = 2;
-        w.dims[0] = w.elems / j.form.cols;
-        w.dims[1] = j.form.cols;
-    }
-    if (qc_u64_to_size(qc_sat_mul(j.elems, sizeof(float)), &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j.name);
-    QC_TRY(qc_malloc_aligned(out, 64, size, err));
-    return qc_weight_read(&k->reader, &w, matrix * j.rows, j.rows, *out, QC_DTYPE_F32, err);
-}
-
 qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uint64_t tokens,
                               const char *name, qc_error *err)
 {
@@ -159,26 +139,32 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
     return QC_OK;
 }
 
-qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const float *w,
-                              const qc_feedback_outputs *g, qc_calibrated_arrays *arrays,
+qc_status qc_calibrate_weight(qc_calibrator *k, uint32_t number, const qc_feedback_outputs *g,
                               qc_error *err)
 {
-    const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    qc_calibrated_arrays arrays = {0};
     qc_feedback_result result = {0};
     char name[QC_CALIBRATED_NAME_BYTES];
-    (void)qc_calibrated_name(name, k->plan, job);
-    if (k->costs)
-        return qc_calibrate_cost(k, job, w, g, err);
-    QC_TRY(qc_calibrated_alloc(arrays, k->plan, job, err));
-    qc_feedback_out out = qc_calibrate_out(k, job, arrays);
-    qc_status st = k->engine->ops->weight(k->engine, &j->form, w, j->rows, g, &out, &result, err);
-    arrays->nested_offset = out.nested_offset;
+    float *w = NULL;
+    (void)qc_calibrated_name(name, k->plan, number);
+    qc_status st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
     if (st == QC_OK)
-        st = qc_calibrated_put(k->store, job, arrays, &result, err);
-    if (st != QC_OK) {
-        qc_error_prefix(err, "tensor '%s'", name);
-        return st;
+        st = k->costs ? qc_calibrate_cost(k, number, w, g, err)
+                      : qc_calibrated_alloc(&arrays, k->plan, number, err);
+    if (st == QC_OK && !k->costs) {
+        qc_feedback_out out = qc_calibrate_out(k, number, &arrays);
+        st = k->engine->ops->weight(k->engine, &j.form, w, j.rows, g, &out, &result, err);
+        arrays.nested_offset = out.nested_offset;
+        if (st == QC_OK)
+            st = qc_calibrated_put(k->store, number, &arrays, &result, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "tensor '%s'", name);
     }
+    qc_calibrated_free(&arrays);
+    qc_free(w);
+    if (st != QC_OK || k->costs)
+        return st;
     k->r->weights++;
     qc_console_detail(k->plan->call, 2,
                       "%s: relative error of its outputs %.3g rounded, %.3g calibrated", name,

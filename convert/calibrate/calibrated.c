@@ -131,6 +131,27 @@ const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan
     return out;
 }
 
+qc_status qc_calibrated_original(float **out, qc_weight_reader *reader, const qc_plan *plan,
+                                 uint32_t number, qc_error *err)
+{
+    const qc_job j = qc_calibrated_weight(plan, number);
+    qc_weight_source w;
+    uint32_t matrix;
+    size_t size = 0;
+    (void)qc_calibrated_job(plan, number, &matrix);
+    QC_TRY(qc_weight_source_of(&w, plan->model, j.source, j.entry->stored, j.entry->coded,
+                               j.entry->transpose, err));
+    if (!w.turned) { /* a stack as the rows of all of its matrices */
+        w.ndim = 2;
+        w.dims[0] = w.elems / j.form.cols;
+        w.dims[1] = j.form.cols;
+    }
+    if (qc_u64_to_size(qc_sat_mul(j.elems, sizeof(float)), &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j.name);
+    QC_TRY(qc_malloc_aligned(out, 64, size, err));
+    return qc_weight_read(reader, &w, matrix * j.rows, j.rows, *out, QC_DTYPE_F32, err);
+}
+
 /* ---- where things lie ---- */
 
 /* The places of a weight's arrays among its bytes. */

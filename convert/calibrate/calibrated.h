@@ -15,6 +15,7 @@
 #ifndef QC_CONVERT_CALIBRATED_H
 #define QC_CONVERT_CALIBRATED_H
 
+#include "convert/model/weight_read.h"
 #include "convert/output/output_dir.h"
 #include "convert/plan/plan.h"
 #include "quant/error_feedback.h"
@@ -70,6 +71,10 @@ const char *qc_calibrated_place(char out[QC_CALIBRATED_PLACE_BYTES], const qc_pl
 const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan *plan,
                                uint32_t number);
 
+/* Reads a weight of the model as floats [rows, cols], a matrix of a stack by itself. The caller
+ * frees it, also after a failure. */
+QC_NODISCARD qc_status qc_calibrated_original(float **out, qc_weight_reader *reader,
+                                              const qc_plan *plan, uint32_t number, qc_error *err);
 /* Can this job's weight be calibrated, where --hessians is given? It must be 2-D,
  * or a matrix of a stack, and become NF4 or int8. What lies transposed in the source has to be a
  * plain matrix, as a Conv1D's is. A stack as a whole is not. */

@@ -77,7 +77,7 @@ qc_status qc_door_values_put(qc_door_values *v, qc_calibrator *k, uint32_t numbe
     float *w = NULL;
     qc_status st = qc_calibrated_alloc(&a, k->plan, number, err);
     if (st == QC_OK && searched)
-        st = qc_calibrate_read(&w, k, number, err);
+        st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
     if (st == QC_OK)
         st = searched ? qc_calibrate_search(k, number, w, &a, err)
                       : qc_calibrated_get(k->store, number, &a, err);

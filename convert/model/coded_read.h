@@ -17,7 +17,7 @@ typedef struct {
     int has_table;    /* whether there is a table with the values of table_dtype's codes */
     qc_dtype table_dtype;
     float table[256];
-    qc_packed_stripe stripe; /* of integers */
+    qc_packed_stripe stripe; /* some rows of a weight in integers */
 } qc_coded_scratch;
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);

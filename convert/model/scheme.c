@@ -262,11 +262,6 @@ uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems)
     return qc_ceil_div_u64(elems, 8 / qc_schemes[s].bits);
 }
 
-uint64_t qc_scheme_elems_per_scale(qc_scheme s, uint64_t cols, uint64_t block_elems)
-{
-    return qc_schemes[s].by_rows || block_elems == 0 ? cols : block_elems;
-}
-
 int qc_to_quantizes(qc_to to)
 {
     int quantizes = to == QC_TO_AUTO;

@@ -120,7 +120,5 @@ qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nes
 qc_dtype qc_scheme_scale_dtype(qc_dtype dtype);
 /* Returns the bytes that the codes of so many weights take. */
 uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems);
-/* Returns the number of neighbouring weights that share a scale, in rows of `cols` weights. */
-uint64_t qc_scheme_elems_per_scale(qc_scheme s, uint64_t cols, uint64_t block_elems);
 
 #endif

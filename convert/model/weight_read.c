@@ -195,7 +195,7 @@ qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint6
     if (w->stored) {
         const void *values = NULL;
         QC_TRY(read_stored(r, w, first, n, NULL, QC_DTYPE_F32, &values, &overflow, err));
-        *out = values; /* of floats nothing is too large */
+        *out = values; /* no float is too large */
         return QC_OK;
     }
     if (w->coded) {

@@ -10,7 +10,7 @@
 
 /* A weight and how it is read. Fill it with qc_weight_source_of. */
 typedef struct {
-    uint32_t tensor; /* of its codes or floats */
+    uint32_t tensor; /* index of the tensor that has its codes or floats */
     const qc_stored_weight *stored;
     const qc_coded_weight *coded;
     int turned; /* the last two dimensions are read the other way round than they lie */

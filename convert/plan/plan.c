@@ -348,9 +348,11 @@ static void set_steps(qc_job *j)
     uint64_t group = 1;
     if (j->form.ops)
         group = qc_form_scale_elems(&j->form) * (shared ? QC_NESTED_BLOCK : 1);
-    else if (j->scheme == QC_SCHEME_DEQUANT && j->elems > 0)
-        group = qc_scheme_elems_per_scale(j->entry->stored->stored_as, j->form.cols,
-                                          j->entry->stored->block_elems);
+    if (j->scheme == QC_SCHEME_DEQUANT && j->elems > 0) {
+        const qc_stored_weight *s = j->entry->stored;
+        const qc_form stored = qc_scheme_form(s->stored_as, j->form.cols, s->block_elems, 0);
+        group = qc_form_scale_elems(&stored);
+    }
     j->group_elems = (uint32_t)qc_min_u64(group, UINT32_MAX);
     j->step_elems = n < group ? j->group_elems : (uint32_t)(n - n % group);
     j->has_sample = shared && qc_schemes[j->scheme].samples_offset;

@@ -36,7 +36,7 @@ typedef struct {
      * where nothing is quantized, and cols counts in any case. */
     qc_form form;
     uint64_t scales;         /* scales of blocks or rows, before they are quantized themselves */
-    uint64_t source_bytes;   /* bytes of the source's tensor, decoded if it is packed in frames */
+    uint64_t source_bytes;   /* bytes of the source's tensor, as it is read */
     uint64_t absorbed_bytes; /* bytes of the source's scales and state, read with the weight */
     uint32_t source;         /* index into the checkpoint's tensors */
     /* Frames and steps keep this many elements together: a row or a block, where a weight is or was
@@ -95,10 +95,10 @@ typedef struct {
      * none. */
     uint32_t *first_matrix;
     uint64_t source_bytes;      /* all jobs, and the scales and state that they absorb */
-    uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
-    uint64_t tensor_bytes;      /* of all output tensors */
+    uint64_t content_bytes;     /* all shards, headers included: the size with --compress none */
+    uint64_t tensor_bytes;      /* all output tensors */
     uint64_t weights_quantized; /* elements */
-    uint64_t quantized_bytes;   /* of the main and derived tensors of quantized weights */
+    uint64_t quantized_bytes;   /* main and derived tensors of quantized weights */
 } qc_plan;
 
 /* A plan is made in two steps, so that a placement, which depends on sizes, can come between them.

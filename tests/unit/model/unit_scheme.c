@@ -29,12 +29,12 @@ TEST(every_row_makes_sense)
         assert_int_equal(row->activation_bits != 0, packed);
         assert_true(row->bits == 4 || row->bits == 8);
         assert_int_equal(row->form->bits, row->bits);
-        assert_int_equal(qc_scheme_form((qc_scheme)s, 100, 64, 0).block_elems,
-                         row->by_rows ? 0 : 64);
+        const qc_form form = qc_scheme_form((qc_scheme)s, 100, 64, 0);
+        assert_int_equal(form.block_elems, row->by_rows ? 0 : 64);
         assert_true(qc_to_quantizes(row->to) && row->to != QC_TO_AUTO);
         assert_false(row->by_rows && row->default_block);
         assert_int_equal(qc_scheme_code_bytes((qc_scheme)s, 9), row->bits == 4 ? 5 : 9);
-        assert_int_equal(qc_scheme_elems_per_scale((qc_scheme)s, 100, 64), row->by_rows ? 100 : 64);
+        assert_int_equal(qc_form_scale_elems(&form), row->by_rows ? 100 : 64);
     }
     assert_string_equal(qc_scheme_name((qc_scheme)QC_SCHEME_COUNT), "unknown");
 }
