@@ -40,7 +40,7 @@ def lines_of(command):
             continue
         name = option["name"].replace("-", "_")
         note = option["help"] + (" (default: %s)" % option["default"] if option["default"] else "")
-        lines = textwrap.wrap(note, 110, initial_indent="    # ", subsequent_indent="    # ")
+        lines = textwrap.wrap(note, 118, initial_indent="    # ", subsequent_indent="    # ")
         found[name] = [*lines, "    %s: %s" % (name + "_" * keyword.iskeyword(name), hint_of(option))]
     return found
 

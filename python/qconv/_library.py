@@ -110,7 +110,6 @@ _FUNCTIONS = {
     "qc_weights_read_of": (c.c_int, [c.POINTER(Weights), c.POINTER(WeightsPart), c.POINTER(WeightsRead), _ERROR]),
     "qc_cpu_matmul_create": (c.c_int, [c.POINTER(c.c_void_p), c.c_uint, _ERROR]),
     "qc_cpu_matmul_destroy": (None, [c.c_void_p]),
-    "qc_cpu_matmul_is_fast": (c.c_int, [c.POINTER(Weights)]),
     "qc_cpu_matmul_run": (c.c_int, [c.c_void_p, c.POINTER(Weights), c.POINTER(MatmulIo), _ERROR]),
 }
 

@@ -51,7 +51,7 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         state = state_of(tensors, found, kind, config, dtype)
         weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
         del tensors
-        if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()) and version() >= (5, 0):
+        if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()) and not transformers.__version__.startswith("4."):
             from . import _experts
             _experts.register()
             kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
@@ -98,10 +98,6 @@ def taken_as(kind):
             raise QuantizedTensor.refused from None
         raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
                                 f"{kind.__name__}: {[*str(e).splitlines(), type(e).__name__][0]}") from e
-
-
-def version():
-    return tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
 # ---- what the output says -----------------------------------------------------------------------

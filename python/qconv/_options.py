@@ -13,13 +13,12 @@ REPEATED: FrozenSet[str] = frozenset({"keep", "lora", "quantize"})
 
 class SharedOptions(TypedDict, total=False):
     """Options of `qconv plan` and `qconv convert`."""
-    # the library whose format the quantized weights have (default: bitsandbytes, or compressed-tensors for
-    # int4)
+    # the library whose format the quantized weights have (default: bitsandbytes, or compressed-tensors for int4)
     format: Union[Literal["bitsandbytes", "compressed-tensors"], str]
     # bits of the inputs that int8 weights are multiplied with (default: 8, or 16 with --to auto)
     activation_bits: Union[Literal["8", "16"], str]
-    # how many weights share one scale: a power of two from 32 to 4096, or channel (default: 64 for nf4, 128
-    # for int4, a whole row for int8)
+    # how many weights share one scale: a power of two from 32 to 4096, or channel (default: 64 for nf4, 128 for int4,
+    # a whole row for int8)
     block_size: Union[int, str]
     # keep the scales of blocks as float32 instead of quantizing them too
     no_double_quant: bool
@@ -95,8 +94,8 @@ class ConvertOptions(SharedOptions, total=False):
     force: bool
     # begin anew instead of continuing an interrupted conversion
     restart: bool
-    # do the I-th of N parts of the work, 1 to N; the last to finish completes OUT (default: in a Slurm step
-    # of several tasks, the part of this task)
+    # do the I-th of N parts of the work, 1 to N; the last to finish completes OUT (default: in a Slurm step of
+    # several tasks, the part of this task)
     part: Values
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]

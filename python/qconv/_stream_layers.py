@@ -4,13 +4,16 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import MutableMapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
+
+from ._stream_catch import Catch
 
 try:
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -232,7 +235,7 @@ def gradients(call: Call, tensors: Sequence[torch.Tensor], needs: Sequence[bool]
         for piece in call.pieces():
             cut = [tensor.detach().requires_grad_(need) for tensor, need in zip(call.cut(piece, tensors), needs)]
             # Edits in place are not of a leaf.
-            with call.stream.catching(params):
+            with nullcontext() if call.stream.gradient is None else Catch(params, after=call.stream.gradient):
                 flat, _ = call.compute([tensor.clone() if tensor.requires_grad else tensor for tensor in cut])
             pairs = []
             for i, (out, grad) in enumerate(zip((value for value in flat if isinstance(value, torch.Tensor)), grads)):

@@ -260,7 +260,13 @@ def weights_of(weight: str, members: Dict[str, torch.Tensor]) -> List[QuantizedW
                          sizes["nested_absmax"] // 4, at["nested_map"], whole.nested_block, whole.offset)
     except errors.InputError as e:
         _refuse(weight, f"does not hold together: {e}")
-    return experts_of(whole, count) if experts else [whole]
+    if not experts:
+        return [whole]
+    # All experts are in one form: where a group of nested scales spans two, the scales become floats.
+    scales = rows * cols // whole.block if whole.block else rows
+    if whole.nested_absmax is not None and scales % whole.nested_block:
+        whole = floats(whole)
+    return [rows_of(whole, i * rows, (i + 1) * rows) for i in range(count)]
 
 
 # ---- parts of them, and several as one ----------------------------------------------------------
@@ -303,16 +309,6 @@ def rows_of(w: QuantizedWeight, first: int, end: int) -> QuantizedWeight:
     scales = w.scales if w.nested_absmax is not None else w.scales.view(torch.float32)
     return part_of(w, c, lambda _, __, ___, at, count: w.codes[at:at + count], lambda a, b: scales[a:b],
                    lambda role: getattr(w, role))
-
-
-def experts_of(stack: QuantizedWeight, count: int) -> List[QuantizedWeight]:
-    """The weights of a stack's experts, all in one form: where a group of nested scales spans two, the scales become
-    floats."""
-    rows = stack.rows // count
-    scales = rows * stack.cols // stack.block if stack.block else rows
-    if stack.nested_absmax is not None and scales % stack.nested_block:
-        stack = floats(stack)
-    return [rows_of(stack, i * rows, (i + 1) * rows) for i in range(count)]
 
 
 def joined(parts: List[QuantizedWeight]) -> QuantizedWeight:

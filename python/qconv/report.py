@@ -524,25 +524,24 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
 def main(argv: Sequence[str]) -> None:
     p = Parser("report", "Write one HTML page about the output OUT, or about what plan, validate or plan-training "
                "wrote with --json to FILE.")
-    p.add_argument("path", metavar="OUT|FILE.json")
-    p.add_argument("--against", metavar="MODEL",
-                   help="the checkpoint that OUT was made from: measures errors against it")
-    p.add_argument("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[],
-                   help="with --against: an adapter that OUT was made with; may be repeated")
-    p.add_argument("--text", metavar="FILE",
-                   help="measure perplexity and, with --against, KL divergence over this text")
+    add = p.add_argument
+    add("path", metavar="OUT|FILE.json")
+    add("--against", metavar="MODEL", help="the checkpoint that OUT was made from: measures errors against it")
+    add("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[],
+        help="with --against: an adapter that OUT was made with; may be repeated")
+    add("--text", metavar="FILE", help="measure perplexity and, with --against, KL divergence over this text")
     for name, meta, what in (("tokenizer", "PATH", "a tokenizer.json, or a directory that has one"),
                              ("inputs", "FILE", "states of images that the text's sequences see"),
                              ("context", "TOKENS", "length of the windows that the text is cut into"),
                              ("max-tokens", "N", "read at most this many tokens"),
                              ("device", "DEVICE", "where to compute: auto, cpu, cuda or cuda:0,2")):
-        p.add_argument("--" + name, metavar=meta, help="with --text: " + what)
-    p.add_argument("--eval", metavar="FILE", help="include the result of an earlier 'qconv eval --json'")
-    p.add_argument("--validate", metavar="FILE", help="include the result of an earlier 'qconv validate --json'")
-    p.add_argument("--threads", metavar="N", help="use this many threads")
-    p.add_argument("--html", metavar="FILE", help="write the page to a file; default: standard output")
-    p.add_argument("--json", action="store_true", help="write the same facts as one JSON object to standard output")
-    p.add_argument("-q", "--quiet", action="store_true", help="show neither progress nor notes")
+        add("--" + name, metavar=meta, help="with --text: " + what)
+    add("--eval", metavar="FILE", help="include the result of an earlier 'qconv eval --json'")
+    add("--validate", metavar="FILE", help="include the result of an earlier 'qconv validate --json'")
+    add("--threads", metavar="N", help="use this many threads")
+    add("--html", metavar="FILE", help="write the page to a file; default: standard output")
+    add("--json", action="store_true", help="write the same facts as one JSON object to standard output")
+    add("-q", "--quiet", action="store_true", help="show neither progress nor notes")
     o = p.parse_args(list(argv))
     of_text = {k: v for k in ("tokenizer", "inputs", "context", "max_tokens", "device")
                for v in [getattr(o, k)] if v is not None}

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import (Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union)
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union)
 
 from . import _stream_needs
 from .errors import InputError, UsageError
@@ -403,10 +403,6 @@ class Stream:
             for i, (flat, tree) in enumerate(parts):
                 joined.add(flat, tree, pieces[i])
         return joined.whole, joined.tree
-
-    def catching(self, params: Dict[int, str]) -> ContextManager[Any]:
-        """A context in which `gradient` sees the products of a layer."""
-        return nullcontext() if self.gradient is None else Catch(params, after=self.gradient)
 
     @contextmanager
     def loaded(self, path: str, step: int) -> Iterator[Dict[int, str]]:

@@ -112,11 +112,7 @@ def _divided(function, tensor, parts, dim=0):
 def _linear(x, weight, bias=None):
     if not isinstance(weight, QuantizedTensor) or weight.stacked or weight.transposed:
         raise errors.UsageError("a product takes x and a quantized weight [rows, cols]")
-    return _product(x, weight.experts[0], bias)
-
-
-def _product(x, parts, bias=None):
-    ys = [ops.linear(x, *w.tensors(), None, *w.numbers) for w in parts]
+    ys = [ops.linear(x, *w.tensors(), None, *w.numbers) for w in weight.experts[0]]
     y = ys[0] if len(ys) == 1 else torch.cat(ys, -1)
     return y if bias is None else y + bias
 

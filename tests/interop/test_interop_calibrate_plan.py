@@ -87,7 +87,7 @@ class Plans(unittest.TestCase):
         fields = {f.name: 0 for f in dataclasses.fields(_calibrate_plan.Plan)}
         plan = _calibrate_plan.Plan(**dict(fields, devices=["cuda:1"], cards={"cuda:1": 50 * 10 ** 9}, parts={}))
         with mock.patch("torch.cuda.mem_get_info", lambda device: ({"cuda:1": 42 * 10 ** 9}[device], 43 * 10 ** 9)):
-            with self.assertRaisesRegex(qconv.RunError, r"takes 50 GB of cuda:1's memory, and 42 GB of it are free: "):
+            with self.assertRaisesRegex(qconv.RunError, r"takes 50.0 GB of cuda:1's memory, and 42.0 GB of it are free: "):
                 _calibrate_plan.check_room(plan)
             _calibrate_plan.check_room(dataclasses.replace(plan, cards={"cuda:1": 42 * 10 ** 9}))
         usage = shutil.disk_usage(tempfile.gettempdir())

@@ -53,7 +53,12 @@ def reading(layer_name, weight, rows, cols, like, or_restored=False):
             whole = [(0, n) for n in stored.shape]
             return weight.start(lambda: stored.part(*whole).weight.dequantize(like.dtype)[slice(*rows), slice(*cols)].to(
                 like.device, copy=True))
-        return weight.start(lambda: _to(stored.part(rows, cols), like.device))
+
+        def placed():
+            found, skip = stored.part(rows, cols)
+            return Part(replace(found, **{role: None if t is None else t.to(like.device)
+                                          for role, t in zip(ROLES, found.tensors())}), skip)
+        return weight.start(placed)
     if weight.dtype not in PLAIN:
         raise errors.InputError(f"a weight of '{layer_name}' stays in {weight.dtype}, which the plug-in does not "
                                 "multiply; 'qconv --to bf16' restores the model")
@@ -124,12 +129,6 @@ def joined(pieces) -> list:
         if not (found and found[-1].join(piece)):
             found.append(piece)
     return found
-
-
-def _to(part, device):
-    """A part in a device's memory."""
-    tensors = {role: None if t is None else t.to(device) for role, t in zip(ROLES, part.weight.tensors())}
-    return Part(replace(part.weight, **tensors), part.skip)
 
 
 def taken(load, axis, held, whole, *shard, **named):
