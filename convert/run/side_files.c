@@ -182,7 +182,7 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
     return QC_OK;
 }
 
-/* Sets quantization_config or, in that of the source, only the list of plain modules. */
+/* Sets quantization_config, or only the list of plain modules in the source's. */
 static qc_status set_quantization(qc_strbuf *text, const qc_plan *plan, int only_list,
                                   qc_error *err)
 {
