@@ -256,9 +256,8 @@ qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shar
     qc_index_entry e;
     QC_TRY(qc_layout_index_name(&name, d->arena, shard, err));
     QC_TRY(qc_output_dir_stage(d, name, &path, err));
-    qc_status st = qc_text_file_open(&out, path, err);
-    if (st != QC_OK)
-        return st;
+    qc_status st = QC_OK;
+    QC_TRY_GOTO(st, done, qc_text_file_open(&out, path, err));
     qc_json_begin_text(&w, &out.text, err);
     qc_json_begin_object(&w, "metadata");
     qc_json_put_u64(&w, "total_size", total_bytes);
