@@ -446,8 +446,8 @@ static void remove_staging(qc_output_dir *d)
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir, busy = 0;
-    /* The last of several parts is alone, too. A lock that has lost its name is that of a folder
-     * which others have removed. */
+    /* The last of several parts is alone, too. Where a lock has lost its name, others have
+     * removed its folder. */
     if (d->staging && !d->moving &&
         (d->parts == 1 || (qc_dir_lock_try(&d->lock, 0, &busy, NULL) == QC_OK && !busy)) &&
         qc_dir_lock_has_its_name(&d->lock))

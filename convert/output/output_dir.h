@@ -52,9 +52,9 @@ typedef struct {
 QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
                                            const char *source, int force, qc_error *err);
 /* Does the same as begin for a conversion that may go on: what the staging folder holds stays. With
- * a part_count of 1 the lock is that of begin, against everybody. With more there is a shared lock,
- * and an exclusive one of its own for part_index (0..part_count-1), so that parts of one conversion
- * share the folder. A second process of the same part, and a whole run beside parts, are refused by
+ * a part_count of 1 the lock is exclusive, as begin's is. With more there is a shared lock, and an
+ * exclusive one of its own for part_index (0..part_count-1), so that parts of one conversion share
+ * the folder. A second process of the same part, and a whole run beside parts, are refused by
  * name (QC_ERR_USAGE). The locks are flock's, so a crash releases them. */
 QC_NODISCARD qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
                                           const char *source, int force, unsigned part_index,

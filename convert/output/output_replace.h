@@ -40,7 +40,7 @@ typedef struct {
     int is_shard;
 } qc_owned_file;
 
-/* Files that qconv wrote, as its manifests say; sorted by name, of which there may be several. */
+/* Files that qconv wrote, as its manifests say; sorted by name. A name may come more than once. */
 typedef struct {
     qc_owned_file *files;
     size_t count;
@@ -50,7 +50,7 @@ typedef struct {
  * arena. */
 typedef struct {
     qc_name_list replaced; /* other people's, only with --force */
-    qc_name_list deleted;  /* qconv's, of which the new output has none of that name */
+    qc_name_list deleted;  /* qconv's, where the new output has no file of the name */
 } qc_replace_plan;
 
 /* "a, b and 3 more" in a buffer of QC_NAMES_SHOWN_BYTES; NULL entries are not allowed. */

@@ -40,7 +40,7 @@ static qc_status check_room(const conversion *c, qc_error *err)
     return qc_room_check(c->part, &c->d.root, qc_calibration_room(&c->calibrate), err);
 }
 
-/* m is the manifest, or NULL while parts are to come. Then the results are those of this part. */
+/* m is the manifest, or NULL while parts are to come: then this part alone is reported. */
 static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_part_run *part,
                          const qc_manifest *m)
 {

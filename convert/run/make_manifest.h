@@ -28,8 +28,8 @@ QC_NODISCARD qc_status qc_manifest_plan_row(qc_manifest_tensor *t, qc_strbuf *na
 /* Fills in what weights were calibrated with. */
 QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                                    const qc_calibrate_report *r, qc_error *err);
-/* Writes the manifest into the staging folder, whole and synced, for qc_output_dir_move. digest
- * gets that of its text. */
+/* Writes the manifest into the staging folder, whole and synced, for qc_output_dir_move. It
+ * hashes the text. */
 QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,
                                          qc_error *err);
 

@@ -6,7 +6,7 @@
  *                     /lock-turn            held to enter, and to look whether all are through
  *                     /journal-00002-of-00004   what part 2 has done (convert/run/resume.h)
  *
- * The locks are those of flock: they end with the process that holds them, however it ends. On file
+ * The locks are flock's: they end with the process that holds them, however it ends. On file
  * systems that several machines share they hold on all of these machines (docs/cluster.md says on
  * which file systems). They are taken in this order.
  *
@@ -37,7 +37,7 @@ QC_NODISCARD qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, 
                                          const qc_call *call, int *gone, qc_error *err);
 
 /* Does what others left in the staging folder fit this conversion? A run without parts asks as 0 of
- * 1, and a part holds the turn. identity is that of this conversion (qc_identity_make).
+ * 1, and a part holds the turn. identity is this conversion's (qc_identity_make).
  *
  * Journals of another number of parts, and other parts' journals with another identity, are
  * QC_ERR_USAGE or QC_ERR_INPUT, naming the difference and --restart. With restart they are removed

@@ -30,9 +30,9 @@
  * What is recorded is in the page cache at least, and so outlives the process. A thread of the
  * pipeline brings shards and journal to the disk all the time (convert/pipeline/syncer.h), so that
  * little is lost when the machine dies. Nothing that a journal says is believed: every recorded
- * frame is read back and its digest compared before anything else happens. A weight of which a byte
- * is missing is made again; where only derived frames are missing, they are written again from its
- * JOB record.
+ * frame is read back and its digest compared before anything else happens. A weight that misses a
+ * byte is made again; where only derived frames are missing, they are written again from its JOB
+ * record.
  *
  * The identity has the keys "format", "qconv", "zstd" (compressed), "parts", options ("--to", ...),
  * "calibration", "plan" (digest of shards, tensors, frames and jobs), "source.N" (name, bytes, head

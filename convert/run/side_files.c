@@ -182,7 +182,7 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
     return QC_OK;
 }
 
-/* Sets quantization_config or, in that of the source, only the list of plain modules. */
+/* Sets quantization_config, or only the list of plain modules in the source's. */
 static qc_status set_quantization(qc_strbuf *text, const qc_plan *plan, int only_list,
                                   qc_error *err)
 {
@@ -256,9 +256,8 @@ qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shar
     qc_index_entry e;
     QC_TRY(qc_layout_index_name(&name, d->arena, shard, err));
     QC_TRY(qc_output_dir_stage(d, name, &path, err));
-    qc_status st = qc_text_file_open(&out, path, err);
-    if (st != QC_OK)
-        return st;
+    qc_status st = QC_OK;
+    QC_TRY_GOTO(st, done, qc_text_file_open(&out, path, err));
     qc_json_begin_text(&w, &out.text, err);
     qc_json_begin_object(&w, "metadata");
     qc_json_put_u64(&w, "total_size", total_bytes);

@@ -95,8 +95,8 @@ static void add_head(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, shown ? "\n" : " none\n");
 }
 
-/* A part that completed OUT knows the sizes of all and the time of its own. The rates are those of
- * this run, which did not do again what it found done. */
+/* A part that completed OUT knows the sizes of all and the time of its own. The rates leave out
+ * what this run found done. */
 static void add_time(const qc_convert_report *r, qc_strbuf *out)
 {
     char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
