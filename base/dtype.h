@@ -45,8 +45,8 @@ typedef enum {
 
 #define QC_MAX_DIMS 8
 
-QC_API const char *
-qc_dtype_name(qc_dtype t); /* exact safetensors spelling, like "BF16"; NULL for an unknown type */
+/* Returns safetensors' exact spelling, like "BF16"; NULL for an unknown type. */
+QC_API const char *qc_dtype_name(qc_dtype t);
 QC_API unsigned qc_dtype_bits(qc_dtype t);
 /* Case-sensitive; reads len bytes at name, which need no NUL. Returns 0 and sets *out, or returns 1
  * if the name is unknown. */

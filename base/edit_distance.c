@@ -1,13 +1,10 @@
 #include "base/edit_distance.h"
 
-static char lower(char c)
-{
-    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
+#include "base/text.h"
 
 static int same(char a, char b)
 {
-    return lower(a) == lower(b);
+    return qc_lower(a) == qc_lower(b);
 }
 
 static unsigned smaller(unsigned a, unsigned b)

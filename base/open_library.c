@@ -53,13 +53,13 @@ qc_status qc_library_open(void **library, void *functions, const qc_library *l, 
             QC_FAIL(err, l->missing, "%s: %s%s%s", l->title, l->no_file[0], file, l->no_file[1]);
         QC_FAIL(err, l->missing, "%s: %s", l->title, l->none);
     }
-    for (size_t i = 0; i < l->name_count; i++) {
-        void *found = dlsym(*library, l->names[i]);
+    for (size_t i = 0; i < l->function_count; i++) {
+        void *found = dlsym(*library, l->function_names[i]);
         if (!found && i < l->needed_count) {
             qc_library_close(*library);
             *library = NULL;
             QC_FAIL(err, l->missing, "%s%s%s%s%s", l->no_function[0], file, l->no_function[1],
-                    l->names[i], l->no_function[2]);
+                    l->function_names[i], l->no_function[2]);
         }
         /* C has no cast from void * to a function. */
         memcpy((unsigned char *)functions + i * sizeof found, &found, sizeof found);

@@ -16,9 +16,9 @@ typedef struct {
     const char *const *files; /* up to NULL: the first that can be opened, without the variable */
     /* NULL, or up to a folder of NULL: where a file is looked for behind the system's own places */
     const qc_library_place *places;
-    const char *const *names; /* of functions, in the order of their pointers in a struct */
-    size_t name_count;
-    size_t needed_count; /* the first names; a later one that is missing gives NULL */
+    const char *const *function_names; /* in the order of their pointers in a struct */
+    size_t function_count;
+    size_t needed_count; /* the first ones; a later one that is missing gives NULL */
 
     /* Where something is missing: the status, and the words before and behind the names. */
     qc_status missing;
@@ -28,7 +28,7 @@ typedef struct {
     const char *no_function[3]; /* around the file and the function */
 } qc_library;
 
-/* Fills functions, a struct of name_count pointers to functions. Close *library with
+/* Fills functions, a struct of function_count pointers to functions. Close *library with
  * qc_library_close; it is NULL after a failure. */
 QC_NODISCARD qc_status qc_library_open(void **library, void *functions, const qc_library *l,
                                        qc_error *err);

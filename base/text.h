@@ -20,6 +20,12 @@ static inline int qc_is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
+/* Returns the small letter for a capital one of ASCII, else c. */
+static inline char qc_lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
 /* Returns the ending of a noun that is counted: "1 file", "2 files". */
 static inline const char *qc_plural(uint64_t count)
 {

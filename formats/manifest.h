@@ -34,8 +34,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    const char
-        *scheme; /* "nf4", "int8", "int8-block", "cast", "dequant", "keep"; siblings: "state" */
+    const char *scheme; /* "nf4", "int8", ..., "cast", "dequant", "keep"; siblings: "state" */
     qc_dtype dtype;
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS];

@@ -40,23 +40,10 @@ static int next_digits_up(double v, int n, char digits[DIGITS_MAX + 1], int expo
     return strtod(text, NULL) == v;
 }
 
-/* Finds the shortest digits that read back. Up to 15 digits survive a double, so where 15 read
- * back, the shortest are those 15 without their trailing zeros; subnormal numbers hold fewer. */
-static void shortest_digits(double v, char digits[DIGITS_MAX + 1], int *exponent)
-{
-    int n = v < DBL_MIN ? 1 : DBL_DIG;
-    while (!round_digits(v, n, digits, exponent) && n < DIGITS_MAX &&
-           !next_digits_up(v, n, digits, *exponent))
-        n++;
-    size_t len = strlen(digits);
-    while (len > 1 && digits[len - 1] == '0')
-        digits[--len] = '\0';
-}
-
 size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES])
 {
-    char digits[DIGITS_MAX + 1] = {0};
-    int exponent = 0;
+    char digits[DIGITS_MAX + 1] = "0";
+    int exponent = 0, n;
     const char *sign = signbit(v) ? "-" : "";
     double magnitude = fabs(v);
     if (!isfinite(v)) /* this is outside the contract, but Python spells it so */
@@ -64,12 +51,15 @@ size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES])
                                 isnan(v) ? "nan"
                                 : v > 0  ? "inf"
                                          : "-inf");
-    if (magnitude > 0)
-        shortest_digits(magnitude, digits, &exponent);
-    else
-        memcpy(digits, "0", 2);
+    /* Up to 15 digits survive a double, so where 15 read back, the shortest are those 15 without
+     * their trailing zeros; subnormal numbers hold fewer. */
+    n = magnitude < DBL_MIN ? 1 : DBL_DIG;
+    while (magnitude > 0 && !round_digits(magnitude, n, digits, &exponent) && n < DIGITS_MAX &&
+           !next_digits_up(magnitude, n, digits, exponent))
+        n++;
     int len = (int)strlen(digits);
-    int n;
+    while (len > 1 && digits[len - 1] == '0')
+        digits[--len] = '\0';
     if (exponent < -4 || exponent >= 16)
         n = snprintf(buf, QC_PY_REPR_BYTES, "%s%.1s%s%se%c%02d", sign, digits, len > 1 ? "." : "",
                      digits + 1, exponent < 0 ? '-' : '+', abs(exponent));

@@ -27,8 +27,8 @@ void qc_cublas_close(qc_cublas *c); /* accepts NULL */
 typedef struct {
     const void *w, *x;
     void *y;
-    qc_dtype in_dtype;  /* of x and w: F16 or BF16 */
-    qc_dtype out_dtype; /* that one, or F32 */
+    qc_dtype in_dtype;  /* F16 or BF16, for x and w */
+    qc_dtype out_dtype; /* in_dtype or F32 */
     uint64_t m, n, k, ldw, ldx, ldy;
     /* device memory: alpha, then 0, as floats; NULL: alpha is 1 */
     const float *alpha_zero;

@@ -34,8 +34,8 @@ static qc_status load(qc_error *err)
     const qc_library openblas = {
         .variable = "QCONV_OPENBLAS",
         .files = (const char *const[]){"libopenblas.so.0", NULL},
-        .names = function_names,
-        .name_count = sizeof function_names / sizeof *function_names,
+        .function_names = function_names,
+        .function_count = sizeof function_names / sizeof *function_names,
         .needed_count = NEEDED,
         .missing = QC_ERR_UNSUPPORTED,
         .title = "OpenBLAS cannot be loaded",

@@ -1,6 +1,7 @@
 #include "convert/cli/option_mistakes.h"
 
 #include "base/edit_distance.h"
+#include "base/text.h"
 
 #include <string.h>
 #include <strings.h>
@@ -22,9 +23,7 @@ static int is_name(const char *typed, size_t len, const char *name)
 {
     size_t i = 0;
     for (; i < len && name[i]; i++) {
-        char c = typed[i] == '_' ? '-' : typed[i];
-        c = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-        if (c != name[i])
+        if ((typed[i] == '_' ? '-' : qc_lower(typed[i])) != name[i])
             return 0;
     }
     return i == len && name[i] == '\0';

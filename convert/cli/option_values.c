@@ -234,7 +234,7 @@ static qc_status read_list(const char **out, qc_arena *arena, const char *text, 
                 continue;
             }
         }
-        list[n++] = *s >= 'A' && *s <= 'Z' ? (char)(*s - 'A' + 'a') : *s;
+        list[n++] = qc_lower(*s);
     }
     list[n] = '\0';
     *out = list;

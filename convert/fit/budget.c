@@ -37,11 +37,6 @@ static int is_blank(char c)
     return c == ' ' || c == '\t';
 }
 
-static int lower(int c)
-{
-    return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c;
-}
-
 static span trimmed(const char *s, const char *end)
 {
     while (s < end && is_blank(*s))
@@ -61,7 +56,7 @@ static int is_word(span t, const char *word)
     if (t.len != strlen(word))
         return 0;
     for (size_t i = 0; i < t.len; i++)
-        if (lower(t.s[i]) != word[i])
+        if (qc_lower(t.s[i]) != word[i])
             return 0;
     return 1;
 }
@@ -173,7 +168,7 @@ static int try_word(parser *p, span t, qc_status *st, qc_error *err)
  * UTF-8; 0 if there is none. */
 static size_t times_sign(const char *s, const char *end)
 {
-    if (s < end && (lower(*s) == 'x' || *s == '*'))
+    if (s < end && (qc_lower(*s) == 'x' || *s == '*'))
         return 1;
     return end - s >= 2 && (unsigned char)s[0] == 0xc3 && (unsigned char)s[1] == 0x97 ? 2 : 0;
 }

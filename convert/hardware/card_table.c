@@ -1,6 +1,7 @@
 #include "convert/hardware/card_table.h"
 
 #include "base/edit_distance.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +145,7 @@ static int make_key(char key[KEY_BYTES], const char *text, size_t len)
             continue;
         if (n + 1 >= KEY_BYTES)
             return 0;
-        key[n++] = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        key[n++] = qc_lower(c);
     }
     key[n] = '\0';
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {

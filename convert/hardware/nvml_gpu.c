@@ -70,8 +70,8 @@ static qc_status load(qc_nvml *n, qc_error *err)
     const qc_library nvml = {
         .variable = "QCONV_NVML",
         .files = (const char *const[]){"libnvidia-ml.so.1", NULL},
-        .names = function_names,
-        .name_count = sizeof function_names / sizeof *function_names,
+        .function_names = function_names,
+        .function_count = sizeof function_names / sizeof *function_names,
         .needed_count = NVML_NEEDED,
         .missing = QC_ERR_DEVICE,
         .title = "the NVIDIA driver was not found",

@@ -1,32 +1,28 @@
 #include "convert/term/size_text.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-static char lower(char c)
-{
-    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
 /* The value of the suffix at s, or 0 if it is not known. */
 static uint64_t suffix_bytes(const char *s)
 {
     static const char prefixes[] = "kmgt";
-    if (*s == '\0' || (lower(*s) == 'b' && s[1] == '\0'))
+    if (*s == '\0' || (qc_lower(*s) == 'b' && s[1] == '\0'))
         return 1;
-    const char *p = strchr(prefixes, lower(*s));
+    const char *p = strchr(prefixes, qc_lower(*s));
     if (!p)
         return 0;
     s++;
     uint64_t step = 1000;
-    if (lower(*s) == 'i') {
+    if (qc_lower(*s) == 'i') {
         step = 1024;
         s++;
     }
-    if (lower(*s) == 'b')
+    if (qc_lower(*s) == 'b')
         s++;
     if (*s != '\0')
         return 0;
