@@ -66,7 +66,6 @@ double qc_report_quantized_bits(const qc_convert_report *r);
 /* Bits per weight over all tensors, 0 if there are none. */
 double qc_report_overall_bits(const qc_convert_report *r);
 
-
 /* Writes a few lines for people. */
 QC_NODISCARD qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
 /* Writes one JSON object and a new line; docs/cli.md has its members. It is not for a dry run,
