@@ -299,7 +299,8 @@ TEST(refused_configurations)
         qc_status code;
         const char *words;
     } cases[] = {
-        {"{\"model_type\":\"mamba\"," TINY "}", QC_ERR_UNSUPPORTED, "only those of llama, mistral"},
+        {"{\"model_type\":\"mamba\"," TINY "}", QC_ERR_UNSUPPORTED,
+         "give the checkpoint itself, or a type of docs/models.md: llama, mistral"},
         {"{" TINY "}", QC_ERR_INPUT,
          "expected the configuration of a model, with a model_type or architectures, found JSON"},
         {"{\"architectures\":[\"Own\"]," TINY "}", QC_ERR_UNSUPPORTED, "expected a model_type"},
