@@ -9,8 +9,6 @@ every folder that has a qconv.json, compressed or not, and asks for no option:
                            the rows or columns that this worker multiplies with
     quantization "qconv"   NF4, int8 and mixtures of them and 16 bits multiply with qconv's operators
 
---model-loader-extra-config '{"packed": true}' lays weights out as kernels of sm_80 and newer want to read them.
-
 Outputs in the form of compressed-tensors keep vLLM's own kernels; --quantization qconv takes them to qconv's.
 With --load-format or --quantization of another name vLLM does without the plug-in.
 """

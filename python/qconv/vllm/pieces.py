@@ -13,7 +13,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from .. import errors, ops
 from .._weights import ROLES
-from ..torch import Packing, QuantizedTensor
+from ..torch import QuantizedTensor
 from .stored import Part
 
 PLAIN = (torch.bfloat16, torch.float16, torch.float32)
@@ -62,7 +62,7 @@ def reading(layer_name, weight, rows, cols, like, or_restored=False):
     return lambda: part
 
 
-class Piece(Packing, torch.nn.Module):
+class Piece(torch.nn.Module):
     """Outputs [first, first + count) of a layer: a Part, or a plain tensor [count, columns]."""
 
     def __init__(self, first, count, weight):
