@@ -2,7 +2,7 @@
  * beside a copy; checks every result first. docs/bench.md describes the method and the JSON.
  *
  *   bench_matmul [--shapes 8192x8192,8192+1024+1024x8192] [--m 1,16] [--scheme nf4,int8]
- *                [--path auto,gemv,...] [--packed] [--bf16] [--rounds N] [--seconds S] [--gpu N]
+ *                [--path auto,gemv,...] [--bf16] [--rounds N] [--seconds S] [--gpu N]
  *                [--output FILE]
  *
  * It prints one JSON object, or writes it to FILE, which is replaced whole whenever something was
@@ -175,9 +175,7 @@ static int read_words(mb_bench *b, int argc, char **argv)
     b->seconds = 150;
     b->dtype = QC_DTYPE_F16;
     for (int i = 1; right && i < argc; i++) {
-        if (strcmp(argv[i], "--packed") == 0)
-            b->packed = 1;
-        else if (strcmp(argv[i], "--bf16") == 0)
+        if (strcmp(argv[i], "--bf16") == 0)
             b->dtype = QC_DTYPE_BF16;
         else if (i + 1 == argc || !read_option(b, argv[i], argv[i + 1]))
             right = 0;
@@ -186,7 +184,7 @@ static int read_words(mb_bench *b, int argc, char **argv)
     }
     if (!right)
         (void)fputs("bench_matmul: wrong words; expected [--shapes LIST] [--m LIST, rising] "
-                    "[--scheme LIST] [--path LIST] [--packed] [--bf16] [--rounds N] [--seconds S] "
+                    "[--scheme LIST] [--path LIST] [--bf16] [--rounds N] [--seconds S] "
                     "[--gpu N] [--output FILE]\n",
                     stderr);
     return right;
@@ -281,7 +279,7 @@ static void put_row(qc_json_writer *w, const mb_bench *b, const mb_row *row)
     const mb_shape *s = row->shape;
     const uint64_t bytes =
         qc_product_bytes(mb_weight_bytes(row->scheme, s->n, s->k), row->m, s->n, s->k);
-    const double flops = qc_product_flops(row->m, s->n, s->k), us = row->file.us.median;
+    const double flops = qc_product_flops(row->m, s->n, s->k), us = row->ours.us.median;
     const double floor_us = qc_roof_floor_us(&b->roof, bytes, flops);
     qc_json_begin_object(w, NULL);
     put_shape(w, s);
@@ -291,7 +289,7 @@ static void put_row(qc_json_writer *w, const mb_bench *b, const mb_row *row)
     qc_json_put_u64(w, "m", row->m);
     qc_json_put_text(w, "scheme", row->scheme->name);
     qc_json_put_bool(w, "repacked", row->repacked);
-    put_product(w, &row->file);
+    put_product(w, &row->ours);
     put_spread(w, "dense_us", row->dense);
     put_rotation(w, "dense_rotation", &row->dense_turn);
     qc_json_put_u64(w, "bytes", bytes);
@@ -299,21 +297,6 @@ static void put_row(qc_json_writer *w, const mb_bench *b, const mb_row *row)
     qc_json_put_double(w, "tflops", us > 0 ? flops / us / 1e6 : 0);
     qc_json_put_double(w, "floor_us", floor_us);
     qc_json_put_double(w, "of_roof", us > 0 ? floor_us / us : 0);
-    if (b->packed && qc_json_begin_object_if(w, "packed", row->packed.us.samples > 0)) {
-        put_product(w, &row->packed);
-        qc_json_end(w);
-    }
-    qc_json_end(w);
-}
-
-static void put_packing(qc_json_writer *w, const mb_packing *p)
-{
-    qc_json_begin_object(w, NULL);
-    put_shape(w, p->shape);
-    qc_json_put_text(w, "scheme", p->scheme->name);
-    qc_json_put_u64(w, "file_bytes", p->file_bytes);
-    qc_json_put_u64(w, "packed_bytes", p->packed_bytes);
-    put_spread(w, "us", p->us);
     qc_json_end(w);
 }
 
@@ -348,12 +331,6 @@ static qc_status put_all(const mb_bench *b, qc_strbuf *out, qc_error *err)
     qc_json_end(&w);
     qc_json_begin_list(&w, "layers"); /* of models; bench_kernels_bitsandbytes.py has some */
     qc_json_end(&w);
-    if (b->packed)
-        qc_json_begin_list(&w, "packing");
-    for (uint32_t i = 0; i < b->packing_count; i++)
-        put_packing(&w, &b->packings[i]);
-    if (b->packed)
-        qc_json_end(&w);
     qc_json_put_u64(&w, "left_out", b->left_out);
     qc_json_begin_list(&w, "failed");
     for (uint32_t i = 0; i < b->failed_count; i++)
@@ -437,8 +414,7 @@ static qc_status open_device(mb_bench *b, qc_error *err)
     QC_TRY(qc_cuda_to_device(b->map, b->pinned, sizeof qc_dynamic_map, b->t.stream, err));
     QC_TRY(qc_cuda_stream_synchronize(b->t.stream, err));
     const uint32_t points = b->shape_count * b->m_count * b->scheme_count * b->path_count;
-    QC_TRY(qc_calloc(&b->rows, points, sizeof *b->rows, err));
-    return qc_calloc(&b->packings, b->shape_count * b->scheme_count, sizeof *b->packings, err);
+    return qc_calloc(&b->rows, points, sizeof *b->rows, err);
 }
 
 static qc_status run(mb_bench *b, qc_error *err)
@@ -471,7 +447,6 @@ int main(int argc, char **argv)
     qc_cuda_host_free(b.pinned);
     qc_timer_close(&b.t);
     qc_free(b.rows);
-    qc_free(b.packings);
     qc_free(b.failed);
     return st == QC_OK ? 0 : st == QC_ERR_CHECK ? 4 : st == QC_ERR_DEVICE ? 5 : 1;
 }

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in two calls of at most 9 minutes, each useful by itself; of at most 4
 # where QC_RUN_BUILD names a finished build:
 #
-#   first     build, each kernel alone, the kernels against cuBLAS and the roof, packed weights, the gpu
+#   first     build, each kernel alone, the kernels against cuBLAS and the roof, the gpu
 #             tests, what the GPU gives at best, races, profiles
 #   second    conversions on the GPU against the CPU, loading, validate, groups, bitsandbytes beside
 #             qconv, sanitizers

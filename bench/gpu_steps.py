@@ -166,8 +166,7 @@ def run_bench(step, seconds, shapes, rows, schemes, *more, output="bench.json"):
     """bench_matmul rewrites its file after each point, and ends with 4 where a result was wrong."""
     environment = {}
     if step.run.shim:
-        shapes, rows, schemes = ("64+40x256" if "+" in shapes[0] else "64x256" if "--packed" in more else "8x64",
-                                 ), "1", "nf4"
+        shapes, rows, schemes = ("64+40x256" if "+" in shapes[0] else "8x64",), "1", "nf4"
         more, environment = more + ("--rounds", "1"), {"QC_SHIM_DEVICES": "sm_80:2:2MiB"}
         seconds = 60
     seconds = max(5, min(seconds, step.left() - 8))
@@ -181,12 +180,6 @@ def headline(step):
     if os.path.exists(step.run.into("bench.json")):
         print(headline_text(step.run.into("bench.json")), flush=True)
     return rc
-
-
-def packed(step):
-    """Packed weights beside the file's layout, where a person would use them; the fewest rows are where
-    the layout's loads count most."""
-    return run_bench(step, 40, LARGE, "1,8,16,32,64,256", "nf4", "--packed", output="packed.json")
 
 
 def headline_text(path):
@@ -501,7 +494,7 @@ BEGIN = (("machine", 4, machine), ("build", 240, build), ("hardware", 4, hardwar
 # 7, ceilings 4 and the sanitizers 38; what the second call has was not measured yet. What a call is
 # for comes before the rest, so that nothing takes its time away.
 CALLS = {
-    "first": BEGIN + (("smoke", 12, smoke), ("bench", 70, headline), ("packed", 26, packed),
+    "first": BEGIN + (("smoke", 12, smoke), ("bench", 96, headline),
                       ("tests", 14, tests), ("ceilings", 12, ceilings), ("sanitizers", 44, sanitizers),
                       ("profiles", 34, profiles)),
     "second": BEGIN + (("model", 10, model), ("convert", 35, convert), ("load", 10, load),
@@ -512,8 +505,7 @@ CALLS = {
 LEFT_OVER = {"first": (), "second": ("sanitizers",)}
 TARGETS = {"first": ["qconv", "gpu_tests", "bench_matmul", "bench_ceilings"],
            "second": ["qconv", "bench_checkpoint", "bench_gpu_load", "bench_matmul", "gpu_tests"]}
-FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "packed.json", "gpu_tests.xml",
-                   "ceilings.json"),
+FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "gpu_tests.xml", "ceilings.json"),
          "second": ("summary.json", "logs.tar.gz", "groups.json", "bitsandbytes.json", "validate.json")}
 
 

@@ -269,26 +269,6 @@ def kernel_tables(r):
                 rows.append(cells)
             out += ["", "#### %s, %s" % (model, scheme), "",
                     table(head + ["all of a layer"] * whole, rows)]
-        out += packed_tables(r, model)
-    return out
-
-
-def packed_tables(r, model):
-    """Of one model: products with packed weights beside the file's layout, and what packing takes."""
-    out, rows, packing = [], *([row for row in some if row["model"] == model] for some in (
-        [row for row in r["rows"] if row.get("packed")], r.get("packing", ())))
-    if rows:
-        out += ["", "#### %s, packed weights" % rows[0]["model"], "",
-                table(("weight", "M", "scheme", "file's layout", "us", "packed", "us", "file / packed", "p10 to p90"),
-                      [(row["layer"], str(row["m"]), row["scheme"], row["path"], digits(row["us"]["median"]),
-                        row["packed"]["path"], digits(row["packed"]["us"]["median"]),
-                        "%.2fx" % row["packed"]["ratio"]["median"], spread_range(row["packed"]["ratio"]))
-                       for row in rows])]
-    if packing:
-        out += ["", "#### %s, packing" % packing[0]["model"], "",
-                table(("weight", "scheme", "in the file", "packed", "us to pack", "p10 to p90"),
-                      [(row["layer"], row["scheme"], size_text(row["file_bytes"]), size_text(row["packed_bytes"]),
-                        digits(row["us"]["median"]), spread_range(row["us"])) for row in packing])]
     return out
 
 
@@ -302,7 +282,7 @@ def kernel_notes(r):
     if not r.get("complete", True):
         notes += ["", "**The run ended before all was measured**: points are missing, and minima over points"
                   " are of those that are here."]
-    short = sum(any((of.get("rotation") or {}).get("bytes", l2 + 1) <= l2 for of in (row, row.get("packed") or {}))
+    short = sum((row.get("rotation") or {}).get("bytes", l2 + 1) <= l2
                 for l2 in [4 * r["device"].get("l2_bytes", 0)] for row in r["rows"])
     if short:
         notes += ["", "In %d the weights together are not more than four times the L2 cache: memory was "
@@ -393,7 +373,7 @@ def kernels():
     ceilings = {gpu_page.name_of(r): r for r in of("ceilings")}
     measured = [r for r in found if r["command"] not in ("gpu_run", "ceilings", "paths", "operators")]
     out += kernel_measurements(measured, names, ceilings)
-    bench = {gpu_page.name_of(r): r for r in of("bench") if not is_of_groups(r) and "packing" not in r}
+    bench = {gpu_page.name_of(r): r for r in of("bench") if not is_of_groups(r)}
     for r in of("paths"):
         out += gpu_page.paths_section(r, bench.get(gpu_page.name_of(r)))
     for r in of("gpu_run"):
@@ -414,9 +394,8 @@ def kernel_measurements(found, names, ceilings):
     out = ["Cells: speed over 16-bit cuBLAS in the same rounds, and share of the roof: the later of",
            "moving weights, x and y at the best rate of memory that was measured and computing at the rate of",
            "a large product of cuBLAS. Method: [bench.md](bench.md). The quantizers' target is 80% of the copy.", ""]
-    packed = [r for r in found if r["command"] == "bench" and "packing" in r]
-    groups = [r for r in found if r["command"] == "bench" and r not in packed and is_of_groups(r)]
-    ours = [r for r in found if r["command"] == "bench" and r not in packed + groups]
+    groups = [r for r in found if r["command"] == "bench" and is_of_groups(r)]
+    ours = [r for r in found if r["command"] == "bench" and r not in groups]
     for r in ours:
         judged, old = gpu_page.with_roof(r, ceilings.get(r["device"]["name"]))
         out += [kernel_section(judged), "`bench_matmul`; %s" % r["program"] +
@@ -437,11 +416,6 @@ def kernel_measurements(found, names, ceilings):
                 out += ["#### Weights that share x, in one launch", *kernel_tables(group)[2:],
                         "", "`bench_matmul`, commit %s; against as many products of cuBLAS."
                         % group.get("commit", "unknown")[:7], ""]
-    for r in packed:
-        out += ["### Packed weights on %s" % r["device"]["name"], "",
-                "Both layouts in the same rounds, each with the kernel that it gets; above 1x packed weights are faster."]
-        out += [line for model in unique(row["model"] for row in r["rows"]) for line in packed_tables(r, model)]
-        out += kernel_notes(r) + ["", "`bench_matmul --packed`, commit %s." % r.get("commit", "unknown")[:7], ""]
     for r in found:
         if r["command"] != "bench":
             out += [kernel_section(r), "`bench/%s.py`; %s" % (r["command"], r["program"]), ""]

@@ -37,14 +37,12 @@ typedef struct {
     uint64_t bytes; /* how many bytes of the copies all launches of a graph read together */
 } mb_rotation;
 
-/* A product with one layout of the weights. */
+/* A product. */
 typedef struct {
     const char *path; /* the kernel that was chosen: "gemv" */
     double error;     /* normwise, of the first result */
     qc_spread us;     /* samples is 0 where it was not measured */
-    /* Each taken within one round: cuBLAS over this; of packed weights, the file's layout over
-     * packed. */
-    qc_spread ratio;
+    qc_spread ratio;  /* cuBLAS over this, each taken within one round */
     mb_rotation turn;
 } mb_product;
 
@@ -56,17 +54,8 @@ typedef struct {
     int repacked;    /* the weights were first laid out anew */
     qc_spread dense; /* cuBLAS with 16-bit weights, in the same rounds */
     mb_rotation dense_turn;
-    mb_product file, packed; /* the file's layout; packed weights */
+    mb_product ours;
 } mb_row;
-
-/* What packing a weight of one scheme takes. */
-typedef struct {
-    const mb_shape *shape;
-    const mb_scheme *scheme;
-    uint64_t file_bytes;   /* of the codes, and of the codes of scales that are packed with them */
-    uint64_t packed_bytes; /* of the memory that takes their place */
-    qc_spread us;          /* of one packing, on the device */
-} mb_packing;
 
 /* A kernel that quantizes or dequantizes. bytes are those that it reads and writes. */
 typedef struct {
@@ -77,7 +66,7 @@ typedef struct {
 
 /* What gave a wrong result, or could not run. */
 typedef struct {
-    const mb_shape *shape;   /* NULL of a quantizer and of packing, which have no m */
+    const mb_shape *shape;   /* NULL of a quantizer, which has no m */
     const mb_scheme *scheme; /* NULL: cuBLAS */
     uint64_t m;
     const char *path; /* NULL: not known */
@@ -95,7 +84,6 @@ typedef struct {
     qc_dtype dtype;        /* of x, y and the dense weights */
     uint32_t rounds;       /* at most; each round gives two samples of every contender */
     double seconds;        /* for everything; what does not fit is left out and counted */
-    int packed;
     int device;
     const char *output; /* a file, or NULL */
 
@@ -113,9 +101,8 @@ typedef struct {
     qc_gpu_roof roof;
     mb_quantizer quantizers[MB_QUANTIZERS];
     mb_row *rows;
-    mb_packing *packings;
     mb_failure *failed;
-    uint32_t quantizer_count, row_count, packing_count, failed_count;
+    uint32_t quantizer_count, row_count, failed_count;
     uint32_t left_out; /* rows that there was no time or memory for */
     int complete;
 } mb_bench;
@@ -148,17 +135,9 @@ typedef struct {
 /* Makes the first copy: the kernels quantize the dense weight [n, k]. */
 QC_NODISCARD qc_status mb_weights_make(mb_bench *b, mb_weights *w, const mb_scheme *scheme,
                                        const void *dense, const mb_shape *shape, qc_error *err);
-/* Makes the first packed copy, of of's first. Scales that are not packed stay in of, which has to
- * outlive it. QC_ERR_UNSUPPORTED where these weights, or on this device, none can be packed. */
-QC_NODISCARD qc_status mb_weights_pack(mb_bench *b, mb_weights *w, const mb_weights *of,
-                                       qc_error *err);
-/* Makes more copies, up to `want` or as many as there is memory for, and waits for them. of: NULL,
- * or what w is packed from. */
-QC_NODISCARD qc_status mb_weights_multiply(mb_bench *b, mb_weights *w, const mb_weights *of,
-                                           uint32_t want, qc_error *err);
-/* Sets the bytes and us of *out. The copies are packed anew while this is timed. */
-QC_NODISCARD qc_status mb_packing_time(mb_bench *b, const mb_weights *packed, const mb_weights *of,
-                                       mb_packing *out, qc_error *err);
+/* Makes more copies, up to `want` or as many as there is memory for, and waits for them. */
+QC_NODISCARD qc_status mb_weights_multiply(mb_bench *b, mb_weights *w, uint32_t want,
+                                           qc_error *err);
 void mb_weights_free(mb_weights *w);
 
 /* ---- what is measured ---- */

@@ -1,5 +1,5 @@
 /* The products of bench_matmul. For every shape and M, cuBLAS with dense weights, each scheme on
- * each path and, with --packed, the same with packed weights take turns.
+ * each path take turns.
  *
  * A contender that gives a wrong y, in a plain launch, with another copy of its weights or as a
  * graph, is dropped and has no times. */
@@ -18,7 +18,7 @@
 /* How many rows of x differ: a prime, so that no tile sees a period. Row r of x is the same as row
  * r % TRUTH, so that many rows of truth are enough for any m. */
 #define TRUTH      61u
-#define CONTENDERS (1u + 2u * MB_SCHEMES * QC_MATMUL_PATH_COUNT)
+#define CONTENDERS (1u + MB_SCHEMES * QC_MATMUL_PATH_COUNT)
 
 /* One shape on the device with its weights, x, y and the right results. */
 typedef struct {
@@ -27,8 +27,7 @@ typedef struct {
     qc_gpu_noise *pool, *x_pool;
     void **dense; /* [dense_copies] */
     uint32_t dense_copies;
-    mb_weights file[MB_SCHEMES], packed[MB_SCHEMES];
-    qc_error no_packed[MB_SCHEMES]; /* why there are no packed weights; code QC_OK: there are */
+    mb_weights weights[MB_SCHEMES];
     double *truth[1 + MB_SCHEMES];  /* host, [TRUTH][n], dense first */
     double norm[1 + MB_SCHEMES];    /* of an average row of it */
     int copies_checked[CONTENDERS]; /* the copies were checked at a smaller m */
@@ -45,7 +44,6 @@ typedef struct {
     mb_weights *weights; /* NULL: cuBLAS */
     qc_matmul_path path;
     const char *name; /* the kernel that runs; NULL: not known */
-    const char *with; /* " with packed weights" or "" */
     double error;     /* normwise, of the plain launch */
     qc_digest bits;   /* of y after the plain launch */
     qc_timed c;
@@ -213,9 +211,9 @@ static qc_status judge(const player *p, const distances *d, const char *how, dou
     }
     if (!(*error <= tolerance) || !(worst <= 2 * tolerance))
         QC_FAIL(err, QC_ERR_CHECK,
-                "%s%s on %s is wrong %s: its normwise error is %.3g (of a row up to %.3g), "
+                "%s on %s is wrong %s: its normwise error is %.3g (of a row up to %.3g), "
                 "expected at most %.3g; so it has no times",
-                p->weights ? b->schemes[p->scheme]->name : "cuBLAS", p->with, b->t.device.name, how,
+                p->weights ? b->schemes[p->scheme]->name : "cuBLAS", b->t.device.name, how,
                 fabs(*error), fabs(worst), tolerance); /* "nan", not "-nan" */
     return QC_OK;
 }
@@ -241,10 +239,9 @@ static qc_status expect_same(const player *p, const char *how, qc_error *err)
     if (!p->weights || !strcmp(p->name, qc_matmul_path_name(QC_MATMUL_DEQUANT_GEMM)))
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
-            "%s%s on %s has other bits %s than in a plain launch before: its normwise error is "
+            "%s on %s has other bits %s than in a plain launch before: its normwise error is "
             "%.3g instead of %.3g; so it has no times",
-            p->w->b->schemes[p->scheme]->name, p->with, p->w->b->t.device.name, how, error,
-            p->error);
+            p->w->b->schemes[p->scheme]->name, p->w->b->t.device.name, how, error, p->error);
 }
 
 static qc_status look(void *ctx, qc_error *err)
@@ -271,7 +268,6 @@ static qc_status check_copies(player *p, qc_error *err)
 
 /* ---- one point: a shape and an M ---- */
 
-/* The contenders that follow find the workspace as if this one had not run. */
 static qc_status drop(const player *p, const qc_error *why, qc_error *err)
 {
     const work *w = p->w;
@@ -279,8 +275,7 @@ static qc_status drop(const player *p, const qc_error *why, qc_error *err)
                           .scheme = p->weights ? w->b->schemes[p->scheme] : NULL,
                           .m = w->io.m,
                           .path = p->name};
-    QC_TRY(mb_failed(w->b, f, why, err));
-    return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->b->t.stream, err);
+    return mb_failed(w->b, f, why, err);
 }
 
 static qc_status name_kernel(player *p, qc_error *err)
@@ -301,10 +296,6 @@ static qc_status prepare(player *p, qc_error *err)
 {
     const work *w = p->w;
     distances d = {0};
-    if (p->weights == &w->packed[p->scheme] && w->no_packed[p->scheme].code != QC_OK) {
-        *err = w->no_packed[p->scheme];
-        return err->code;
-    }
     if (p->weights)
         QC_TRY(name_kernel(p, err));
     QC_TRY(spoil(p, err));
@@ -337,54 +328,38 @@ static void put_product(const player *p, uint32_t rounds, mb_product *out)
     out->turn = rotation_of(p);
 }
 
-/* Adds the contenders that were right to the end to the result: all[0] is cuBLAS, file has the
- * file's layout, and packed is NULL where nothing is packed. */
-static void put_row(const player *cublas, const player *file, const player *packed, uint32_t rounds,
-                    mb_row row)
+/* Adds a contender that was right to the end to the result. */
+static void put_row(const player *cublas, const player *ours, uint32_t rounds, mb_row row)
 {
-    mb_bench *b = file->w->b;
-    if (!is_right(file))
+    mb_bench *b = ours->w->b;
+    if (!is_right(ours))
         return;
-    row.shape = file->w->shape;
-    row.scheme = b->schemes[file->scheme];
-    row.m = file->w->io.m;
-    row.repacked = file->weights->w[0].row_bytes != 0;
+    row.shape = ours->w->shape;
+    row.scheme = b->schemes[ours->scheme];
+    row.m = ours->w->io.m;
+    row.repacked = ours->weights->w[0].row_bytes != 0;
     if (is_right(cublas))
         row.dense_turn = rotation_of(cublas);
-    put_product(file, rounds, &row.file);
-    if (packed && is_right(packed))
-        put_product(packed, rounds, &row.packed);
+    put_product(ours, rounds, &row.ours);
     b->rows[b->row_count++] = row;
     (void)fprintf(stderr, "%s M=%llu %s %s: %.1f us", row.shape->layer, (unsigned long long)row.m,
-                  row.scheme->name, row.file.path, row.file.us.median);
-    if (row.file.ratio.samples)
-        (void)fprintf(stderr, ", %.2fx cuBLAS", row.file.ratio.median);
-    if (row.packed.ratio.samples)
-        (void)fprintf(stderr, ", packed %.2fx", row.packed.ratio.median);
+                  row.scheme->name, row.ours.path, row.ours.us.median);
+    if (row.ours.ratio.samples)
+        (void)fprintf(stderr, ", %.2fx cuBLAS", row.ours.ratio.median);
     (void)fputc('\n', stderr);
-}
-
-/* The layouts of the weights, and so how many contenders there are for a scheme and a path. */
-static uint32_t layouts(const mb_bench *b)
-{
-    return b->packed ? 2 : 1;
 }
 
 /* Ratios come first, because medians put the samples in another order. */
 static qc_status put_rows(player *p, uint32_t count, uint32_t rounds, qc_error *err)
 {
-    const uint32_t step = layouts(p->w->b);
     mb_row rows[CONTENDERS] = {{0}};
-    for (uint32_t i = 1; i < count; i += step) {
+    for (uint32_t i = 1; i < count; i++)
         if (is_right(&p[i]) && is_right(&p[0]))
-            QC_TRY(qc_timed_ratio(&rows[i].file.ratio, &p[i].c, &p[0].c, rounds, err));
-        if (step > 1 && is_right(&p[i]) && is_right(&p[i + 1]))
-            QC_TRY(qc_timed_ratio(&rows[i].packed.ratio, &p[i + 1].c, &p[i].c, rounds, err));
-    }
+            QC_TRY(qc_timed_ratio(&rows[i].ours.ratio, &p[i].c, &p[0].c, rounds, err));
     const qc_spread dense = is_right(&p[0]) ? qc_spread_of(p[0].c.us, 2 * rounds) : (qc_spread){0};
-    for (uint32_t i = 1; i < count; i += step) {
+    for (uint32_t i = 1; i < count; i++) {
         rows[i].dense = dense;
-        put_row(&p[0], &p[i], step > 1 ? &p[i + 1] : NULL, rounds, rows[i]);
+        put_row(&p[0], &p[i], rounds, rows[i]);
     }
     return mb_save(p->w->b, err);
 }
@@ -399,7 +374,7 @@ static double round_cost(const mb_bench *b, const mb_shape *s, uint64_t m)
             i ? mb_weight_bytes(b->schemes[i - 1], s->n, s->k) : 2 * s->n * s->k;
         const double us =
             MB_LEAST * qc_roof_floor_us(&b->roof, qc_product_bytes(weight, m, s->n, s->k), flops);
-        all += (us > MB_ROUND_US ? us : MB_ROUND_US) * (i ? layouts(b) * b->path_count : 1);
+        all += (us > MB_ROUND_US ? us : MB_ROUND_US) * (i ? b->path_count : 1);
     }
     return all;
 }
@@ -446,8 +421,7 @@ static qc_status time_point(player *p, uint32_t count, double seconds, qc_error 
 static player player_of(work *w, uint32_t index)
 {
     const mb_bench *b = w->b;
-    const uint32_t at = index - 1, packed = at % layouts(b), path = at / layouts(b) % b->path_count;
-    player p = {.w = w, .index = index, .name = "cublas", .with = ""};
+    player p = {.w = w, .index = index, .name = "cublas"};
     p.c = (qc_timed){.launch = launch_dense,
                      .copies = w->dense_copies,
                      .least = MB_LEAST,
@@ -455,11 +429,10 @@ static player player_of(work *w, uint32_t index)
                      .look = look};
     if (index == 0)
         return p;
-    p.scheme = at / layouts(b) / b->path_count;
-    p.weights = packed ? &w->packed[p.scheme] : &w->file[p.scheme];
-    p.path = b->paths[path];
+    p.scheme = (index - 1) / b->path_count;
+    p.weights = &w->weights[p.scheme];
+    p.path = b->paths[(index - 1) % b->path_count];
     p.name = NULL;
-    p.with = packed ? " with packed weights" : "";
     p.c.launch = launch_quantized;
     p.c.copies = p.weights->copies;
     return p;
@@ -468,7 +441,7 @@ static player player_of(work *w, uint32_t index)
 static qc_status measure_point(work *w, uint32_t m, qc_error *err)
 {
     const mb_bench *b = w->b;
-    const uint32_t count = 1 + b->scheme_count * b->path_count * layouts(b);
+    const uint32_t count = 1 + b->scheme_count * b->path_count;
     player *p = NULL;
     QC_TRY(qc_calloc(&p, count, sizeof *p, err));
     qc_status st = QC_OK;
@@ -517,16 +490,8 @@ static qc_status make_weights(work *w, qc_error *err)
     if (!b->no_gemm)
         QC_TRY(make_truth(w, 0, NULL, err));
     for (uint32_t i = 0; i < b->scheme_count; i++) {
-        QC_TRY(mb_weights_make(b, &w->file[i], b->schemes[i], w->dense[0], w->shape, err));
-        QC_TRY(make_truth(w, 1 + i, &w->file[i].plain, err));
-        qc_error *why = &w->no_packed[i];
-        if (!b->packed || mb_weights_pack(b, &w->packed[i], &w->file[i], why) == QC_OK)
-            continue;
-        mb_weights_free(&w->packed[i]);
-        if (why->code == QC_ERR_NOMEM) {
-            *err = *why;
-            return err->code;
-        }
+        QC_TRY(mb_weights_make(b, &w->weights[i], b->schemes[i], w->dense[0], w->shape, err));
+        QC_TRY(make_truth(w, 1 + i, &w->weights[i].plain, err));
     }
     return QC_OK;
 }
@@ -556,17 +521,14 @@ static qc_status make_activations(work *w, qc_error *err)
 {
     const mb_bench *b = w->b;
     const uint64_t m = b->m[b->m_count - 1], n = w->shape->n, k = w->shape->k;
-    for (uint32_t i = 0; i < b->scheme_count * b->path_count; i++)
-        for (int packed = 0; packed < 2; packed++) {
-            const uint32_t scheme = i / b->path_count;
-            const uint64_t bytes = workspace_of(w, packed ? &w->packed[scheme] : &w->file[scheme],
-                                                b->paths[i % b->path_count]);
-            w->workspace_bytes = bytes > w->workspace_bytes ? bytes : w->workspace_bytes;
-        }
+    for (uint32_t i = 0; i < b->scheme_count * b->path_count; i++) {
+        const uint64_t bytes =
+            workspace_of(w, &w->weights[i / b->path_count], b->paths[i % b->path_count]);
+        w->workspace_bytes = bytes > w->workspace_bytes ? bytes : w->workspace_bytes;
+    }
     QC_TRY(qc_cuda_malloc(&w->x, (size_t)(2 * m * k), err));
     QC_TRY(qc_cuda_malloc(&w->y, (size_t)(2 * m * n), err));
     QC_TRY(qc_cuda_malloc(&w->workspace, (size_t)w->workspace_bytes, err));
-    QC_TRY(qc_matmul_workspace_init(w->workspace, w->workspace_bytes, b->t.stream, err));
     for (uint64_t row = 0; row < m; row += TRUTH) {
         const uint64_t rows = m - row < TRUTH ? m - row : TRUTH;
         QC_TRY(qc_cuda_copy((uint16_t *)w->x + row * k, w->x_pool->device, (size_t)(2 * rows * k),
@@ -583,39 +545,14 @@ static qc_status rotate(work *w, qc_error *err)
     const uint64_t l2 = b->t.device.l2_bytes, dense = 2 * w->shape->n * w->shape->k;
     uint64_t free_bytes, total;
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
-    const uint64_t share = free_bytes / 10 * 9 / (1 + b->scheme_count * layouts(b));
+    const uint64_t share = free_bytes / 10 * 9 / (1 + b->scheme_count);
     if (!b->no_gemm)
         QC_TRY(dense_copies(w, qc_timing_copies(dense, dense, l2, share + dense), err));
     for (uint32_t i = 0; i < b->scheme_count; i++) {
         const uint64_t read = mb_weight_bytes(b->schemes[i], w->shape->n, w->shape->k);
-        uint64_t held = w->file[i].bytes_each;
-        QC_TRY(mb_weights_multiply(b, &w->file[i], NULL,
+        const uint64_t held = w->weights[i].bytes_each;
+        QC_TRY(mb_weights_multiply(b, &w->weights[i],
                                    qc_timing_copies(read, held, l2, share + held), err));
-        held = w->packed[i].bytes_each;
-        if (b->packed && w->no_packed[i].code == QC_OK)
-            QC_TRY(mb_weights_multiply(b, &w->packed[i], &w->file[i],
-                                       qc_timing_copies(read, held, l2, share + held), err));
-    }
-    return QC_OK;
-}
-
-/* What could not be timed is named as a failure. */
-static qc_status time_packing(work *w, qc_error *err)
-{
-    mb_bench *b = w->b;
-    for (uint32_t i = 0; b->packed && i < b->scheme_count; i++) {
-        qc_error why = {0};
-        mb_packing *out = &b->packings[b->packing_count];
-        *out = (mb_packing){.shape = w->shape, .scheme = b->schemes[i]};
-        if (w->no_packed[i].code != QC_OK)
-            continue;
-        if (mb_packing_time(b, &w->packed[i], &w->file[i], out, &why) == QC_OK) {
-            b->packing_count++;
-            continue;
-        }
-        qc_error_prefix(&why, "packing %s of %s could not be measured", w->shape->layer,
-                        b->schemes[i]->name);
-        QC_TRY(mb_failed(b, (mb_failure){0}, &why, err));
     }
     return QC_OK;
 }
@@ -624,8 +561,7 @@ static qc_status prepare_shape(work *w, qc_error *err)
 {
     QC_TRY(make_weights(w, err));
     QC_TRY(make_activations(w, err));
-    QC_TRY(rotate(w, err));
-    return time_packing(w, err);
+    return rotate(w, err);
 }
 
 static qc_status measure_shape(work *w, qc_error *err)
@@ -660,10 +596,8 @@ static void free_shape(work *w)
     for (uint32_t i = 0; i < w->dense_copies; i++)
         qc_cuda_free(w->dense[i]);
     qc_free(w->dense);
-    for (uint32_t i = 0; i < MB_SCHEMES; i++) {
-        mb_weights_free(&w->packed[i]);
-        mb_weights_free(&w->file[i]);
-    }
+    for (uint32_t i = 0; i < MB_SCHEMES; i++)
+        mb_weights_free(&w->weights[i]);
     for (uint32_t i = 0; i <= MB_SCHEMES; i++)
         qc_free(w->truth[i]);
 }

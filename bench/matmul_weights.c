@@ -1,4 +1,4 @@
-/* The weights of bench_matmul: quantized on the device from random numbers, made ready, packed, and
+/* The weights of bench_matmul: quantized on the device from random numbers, made ready, and
  * copied to as many addresses as it takes. */
 #include "bench/matmul_bench.h"
 
@@ -181,31 +181,12 @@ static qc_status copy_next(mb_bench *b, mb_weights *w, qc_error *err)
                              b->t.stream, err);
 }
 
-static qc_status pack_next(mb_bench *b, mb_weights *w, const mb_weights *of, qc_error *err)
+qc_status mb_weights_multiply(mb_bench *b, mb_weights *w, uint32_t want, qc_error *err)
 {
-    const uint32_t i = w->copies;
-    QC_TRY(qc_cuda_malloc(&w->memory[i], (size_t)w->bytes_each, err));
-    w->copies++;
-    return qc_matmul_pack(b->t.handle, &of->w[i], w->memory[i], &w->w[i], b->t.stream, err);
-}
-
-qc_status mb_weights_pack(mb_bench *b, mb_weights *w, const mb_weights *of, qc_error *err)
-{
-    *w = (mb_weights){.bytes_each = qc_matmul_packed_bytes(b->t.handle, &of->plain),
-                      .plain = of->plain};
-    QC_TRY(room_for(w, 1, err));
-    return pack_next(b, w, of, err);
-}
-
-qc_status mb_weights_multiply(mb_bench *b, mb_weights *w, const mb_weights *of, uint32_t want,
-                              qc_error *err)
-{
-    if (of && want > of->copies)
-        want = of->copies;
     QC_TRY(room_for(w, want, err));
     while (w->copies < want) {
         qc_error full = {0};
-        if ((of ? pack_next(b, w, of, &full) : copy_next(b, w, &full)) == QC_OK)
+        if (copy_next(b, w, &full) == QC_OK)
             continue;
         if (full.code == QC_ERR_NOMEM)
             break;
@@ -225,33 +206,4 @@ void mb_weights_free(mb_weights *w)
     qc_free(w->memory);
     qc_free(w->w);
     *w = (mb_weights){0};
-}
-
-/* ---- what packing takes ---- */
-
-typedef struct {
-    const mb_bench *b;
-    const mb_weights *packed, *of;
-} packing;
-
-static qc_status launch_pack(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
-{
-    const packing *p = ctx;
-    qc_matmul_weights same;
-    return qc_matmul_pack(p->b->t.handle, &p->of->w[copy], p->packed->memory[copy], &same, s, err);
-}
-
-qc_status mb_packing_time(mb_bench *b, const mb_weights *packed, const mb_weights *of,
-                          mb_packing *out, qc_error *err)
-{
-    packing p = {b, packed, of};
-    const qc_form *form = &of->plain.form;
-    const uint64_t elems = of->plain.rows * form->cols;
-    out->file_bytes = qc_form_code_bytes(form, elems);
-    out->packed_bytes = packed->bytes_each;
-    if (packed->w[0].w.absmax_codes != of->w[0].w.absmax_codes)
-        out->file_bytes += qc_form_scales(form, elems);
-    const qc_timed timed = {
-        .launch = launch_pack, .ctx = &p, .copies = packed->copies, .least = MB_LEAST};
-    return qc_timed_alone(&b->t, timed, b->rounds, b->seconds / 50, &out->us, err);
 }

@@ -2,7 +2,6 @@
  * says, and launches in order. matmul_plan.c decides what is chosen when. */
 #include "base/checked.h"
 #include "kernels/matmul_handle.h"
-#include "kernels/matmul_packed.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -12,18 +11,13 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-static unsigned alignment_of(uint64_t value)
-{
-    unsigned alignment = 16;
-    while (alignment > 1 && value % alignment)
-        alignment /= 2;
-    return alignment;
-}
-
-/* Returns the alignment of an address and of every row behind it. */
+/* Returns the alignment of an address and of every row behind it, 16 at most. */
 static unsigned row_alignment(const void *p, uint64_t row_bytes)
 {
-    return alignment_of((uintptr_t)p | row_bytes);
+    unsigned alignment = 16;
+    while (alignment > 1 && ((uintptr_t)p | row_bytes) % alignment)
+        alignment /= 2;
+    return alignment;
 }
 
 static int is_repacked(const qc_weights *w)
@@ -69,19 +63,7 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memor
     return QC_OK;
 }
 
-/* How many rows and columns no cut divides: the columns of a run, which kernels load at once; of a
- * packed weight a band and its blocks, or those whose scales were packed together. */
-static uint32_t cut_cols_of(const qc_matmul_weights *m)
-{
-    if (!m->packed)
-        return 32;
-    return QC_PACKED_COLS * (qc_packed_has_scales(&m->w) ? QC_PACKED_SCALES : 1);
-}
-
-static int is_cut(uint64_t at, uint64_t end, uint64_t multiple)
-{
-    return at % multiple != 0 && at != end;
-}
+#define CUT_COLS 32u /* of a run, which kernels load at once */
 
 qc_status qc_matmul_slice(const qc_matmul_weights *whole, const qc_weights_part *part,
                           qc_matmul_weights *out, qc_error *err)
@@ -100,20 +82,12 @@ qc_status qc_matmul_slice(const qc_matmul_weights *whole, const qc_weights_part 
                 part->row, qc_sat_add(part->row, part->rows), part->col,
                 qc_sat_add(part->col, part->cols), of->rows, of->cols);
     const uint64_t begin = of->col + part->col, end = begin + part->cols;
-    const uint32_t cut = cut_cols_of(whole);
-    if (part->rows && part->cols && (begin % cut || is_cut(end, whole->w.form.cols, cut)))
+    if (part->rows && part->cols &&
+        (begin % CUT_COLS || (end % CUT_COLS && end != whole->w.form.cols)))
         QC_FAIL(err, QC_ERR_SHAPE,
-                "columns %" PRIu64 " to %" PRIu64 " of a %s weight in %s cut through %u "
+                "columns %" PRIu64 " to %" PRIu64 " of a prepared weight in %s cut through %u "
                 "weights that stay together; it can be cut at multiples of %u columns",
-                begin, end, whole->packed ? "packed" : "prepared", whole->w.form.ops->name, cut,
-                cut);
-    const uint64_t top = of->row + part->row, bottom = top + part->rows;
-    if (whole->packed && part->rows && part->cols &&
-        (top % QC_PACKED_ROWS || is_cut(bottom, whole->w.rows, QC_PACKED_ROWS)))
-        QC_FAIL(err, QC_ERR_SHAPE,
-                "rows %" PRIu64 " to %" PRIu64 " of a packed weight cut through %u rows that stay "
-                "together; it can be cut at multiples of %u rows",
-                top, bottom, QC_PACKED_ROWS, QC_PACKED_ROWS);
+                begin, end, whole->w.form.ops->name, CUT_COLS, CUT_COLS);
     qc_matmul_weights slice = *whole;
     slice.part = (qc_weights_part){of->row + part->row, part->rows, begin, part->cols};
     *out = slice;
@@ -137,7 +111,6 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
     s.ldx = s.k;
     s.x_alignment = 2;
     s.repacked = w->row_bytes != 0;
-    s.packed = w->packed;
     s.have_gemm = h->gemm && s.k <= INT_MAX - 32;
     s.choice = h->choice;
     return s;
@@ -173,14 +146,12 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
     }
     float *partials = (float *)(void *)(workspace + p->partial_offset);
     for (uint32_t i = 0; i < count; i++) {
-        if (!c[i].counters)
-            c[i].counters = (uint32_t *)(void *)workspace;
         c[i].fault = h->fault;
         c[i].partials = partials;
         if (p->splits > 1)
             partials += c[i].m * c[i].n * p->splits;
         /* These paths work in float, or in bfloat16, whose range is float's. */
-        if (p->path == QC_MATMUL_GEMV ||
+        if (p->path == QC_MATMUL_GEMV || p->variant == QC_MATMUL_RING ||
             (p->path == QC_MATMUL_DEQUANT_GEMM && p->dense_dtype == QC_DTYPE_BF16))
             c[i].weights.exponent = NULL;
     }
@@ -246,16 +217,6 @@ static qc_status check_workspace(const void *workspace, uint64_t bytes, qc_error
     return QC_OK;
 }
 
-qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
-                                   qc_error *err)
-{
-    QC_TRY(check_workspace(workspace, workspace_bytes, err));
-    if (workspace_bytes < QC_MATMUL_HEADER_BYTES) /* no plan puts anything in it */
-        return qc_cuda_fill(workspace, 0, workspace_bytes, s, err);
-    QC_TRY(qc_cuda_fill(workspace, (int)(QC_MATMUL_READY & 0xffu), 4, s, err));
-    return qc_cuda_fill((unsigned char *)workspace + 4, 0, QC_MATMUL_HEADER_BYTES - 4, s, err);
-}
-
 /* ---- planning: weights that share x, in as few launches as they allow
  * ------------------------- */
 
@@ -265,8 +226,7 @@ static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
     return v->form.ops->kind == w->form.ops->kind && v->form.cols == w->form.cols &&
            a->part.cols == b->part.cols && v->form.block_elems == w->form.block_elems &&
            v->form.code_map == w->form.code_map && !v->absmax == !w->absmax &&
-           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes &&
-           !a->packed == !b->packed;
+           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes;
 }
 
 /* Describes those of the weights from *from on that are alike as one shape; *from moves behind
@@ -384,7 +344,6 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
                                                          .cols = w[j]->w.form.cols,
                                                          .block_elems = w[j]->w.form.block_elems,
                                                          .repacked = w[j]->row_bytes != 0,
-                                                         .packed = w[j]->packed,
                                                          .has_epilogue = has_epilogue(io + j)};
             shape.has_epilogue = shape.has_epilogue || has_epilogue(io + j);
             shape.have_gemm = shape.have_gemm && strides_fit_gemm(io + j, w[j]->part.rows, k);
@@ -437,7 +396,6 @@ static qc_status launch_planned(const qc_matmul *h, const qc_matmul_planned *pla
             if (io->m == 0 || w[i]->part.rows == 0)
                 continue;
             c[calls] = call_of(w[i], io + i);
-            c[calls].counters = io->header;
             c[calls++].plan = planned->set[set].plan;
         }
         if (calls)
@@ -488,8 +446,7 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
         const uint32_t first = set ? p->set[set - 1].end : 0;
         if (w[i]->w.form.ops->kind != v->kind ||
             memcmp(&w[i]->part, &v->part, sizeof v->part) != 0 || w[i]->w.form.cols != v->cols ||
-            w[i]->w.form.block_elems != v->block_elems || (w[i]->row_bytes != 0) != v->repacked ||
-            w[i]->packed != v->packed)
+            w[i]->w.form.block_elems != v->block_elems || (w[i]->row_bytes != 0) != v->repacked)
             QC_FAIL(err, QC_ERR_USAGE,
                     "weight %u differs in kind, part, block or layout from the %" PRIu64
                     " x %" PRIu64 " that the product was planned for",

@@ -72,8 +72,8 @@ QC_API const qc_cuda_device *qc_matmul_device(const qc_matmul *h);
 /* NULL if cuBLAS was found, otherwise a sentence that says why not. */
 QC_API const char *qc_matmul_no_gemm(const qc_matmul *h);
 
-/* Reports faults. The result is QC_ERR_USAGE, once, after a kernel of this handle found a workspace
- * that was not made ready, and QC_ERR_INTERNAL after one that could not work for another reason;
+/* Reports faults. The result is QC_ERR_USAGE, once, after a kernel of this handle found offsets of
+ * experts that are wrong, and QC_ERR_INTERNAL after one that could not work for another reason;
  * such a kernel did not write its y. The functions that run products ask this before they launch,
  * so the next product of any thread reports a fault; after a wait for a stream this function
  * reports it at once. It looks at a word of host memory, and any thread may call it at any time. */
@@ -95,8 +95,7 @@ typedef struct {
                             [2^-8, 2^15): such weights are float16 as dequantizing has them */
     uint64_t row_bytes;   /* of codes, where repacked; 0: as in the file */
     qc_weights_part part; /* what of w is multiplied: all, as qc_matmul_prepare leaves it */
-    int complete;         /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as preparing and packing leave it */
-    int packed;           /* 1: w.codes and perhaps w.absmax_codes are those of qc_matmul_pack */
+    int complete;         /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as preparing leaves it */
 } qc_matmul_weights;
 /* The caller sets this after synchronizing with whatever wrote w's arrays and the prepared memory:
  * no work that is still to run in the stream writes them, now or later. Kernels that overlap the
@@ -108,34 +107,6 @@ QC_API uint64_t qc_matmul_prepared_bytes(const qc_weights *w);
 QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w,
                                                 void *memory, qc_matmul_weights *out,
                                                 qc_cuda_stream s, qc_error *err);
-
-/* Packing is optional and done once, at load: codes, and codes of double-quantized scales, are put
- * in the order in which the kernels of sm_80 and newer want them, 512 bytes of a warp in a row
- * (docs/matmul.md). Products have the bits of those with the file's layout on the same path, but
- * with up to 8 rows of x and fewer than 64 of W, for which MMA_16816 has another kernel. GEMV and
- * the kernels for any shape do not read it. A packed weight takes as many bytes as the file's
- * arrays, with rows rounded up to 64.
- *
- * qc_matmul_packed_bytes: what `memory` takes; 0 where the weight cannot be packed: below sm_80,
- * with columns that 64 does not divide, with blocks of 32, or integers of compressed-tensors.
- *
- * qc_matmul_pack packs a prepared weight, not a slice of one; *out may be w. memory: 256-byte
- * aligned device memory, written on s. *out borrows it, and of w what w borrows; but once s is done
- * w's codes are not needed any more, nor its absmax_codes if out->w.absmax_codes is another. Slices
- * (qc_matmul_slice) of a packed weight begin and end at multiples of 64 rows or at its last, and of
- * 256 columns (64 where the codes of scales were not packed). QC_ERR_UNSUPPORTED where the weight
- * cannot be packed. out->w is for products alone: qc_cuda_dequantize_part, qc_matmul_reference and
- * experts take the file's layout and cannot tell.
- *
- * qc_matmul_unpack gives back the file's bytes: codes, to a 16-byte aligned address, and
- * absmax_codes, to any address where those were packed, else NULL. */
-QC_API uint64_t qc_matmul_packed_bytes(const qc_matmul *h, const qc_weights *w);
-QC_API QC_NODISCARD qc_status qc_matmul_pack(const qc_matmul *h, const qc_matmul_weights *w,
-                                             void *memory, qc_matmul_weights *out, qc_cuda_stream s,
-                                             qc_error *err);
-QC_API QC_NODISCARD qc_status qc_matmul_unpack(const qc_matmul *h, const qc_matmul_weights *packed,
-                                               void *codes, uint8_t *absmax_codes, qc_cuda_stream s,
-                                               qc_error *err);
 
 /* Describes a part of a prepared weight, or of a slice of one, as one of its own: any rows, and
  * columns from a multiple of 32 of the whole weight to another, or to its last. Nothing is copied:
@@ -174,9 +145,6 @@ typedef struct {
     uint64_t ldg;         /* elements, >= N; 0: N */
     const void *residual; /* [M, N], or NULL */
     uint64_t ldr;         /* elements, >= N; 0: N */
-    void *header; /* NULL, or QC_MATMUL_HEADER_BYTES of device memory, 256-byte aligned, made
-                         ready with qc_matmul_workspace_init. They stand for the header of the
-                         workspace, which then need not be made ready (in a group: the first io's) */
 } qc_matmul_io;
 
 /* Returns the workspace for up to max_m rows of x with this weight, whatever dtypes, strides and
@@ -190,16 +158,7 @@ QC_API uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_we
                                           uint64_t max_m, qc_matmul_path path,
                                           uint64_t limit_bytes);
 
-/* Makes a workspace ready; call it once, before the first qc_matmul_run with the workspace. It
- * writes the first QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every product leaves these
- * bytes as it found them, so the workspace is ready for later ones; only if something else writes
- * them in between, this must be called again. A kernel that needs them and does not find them
- * leaves y as it was, and qc_matmul_check reports the fault. */
-#define QC_MATMUL_HEADER_BYTES 4096u
-QC_API QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
-                                                       qc_cuda_stream s, qc_error *err);
-
-/* workspace: device memory, made ready with qc_matmul_workspace_init, 256-byte aligned; NULL if
+/* workspace: device memory, whose bytes before do not count, 256-byte aligned; NULL if
  * workspace_bytes is 0. workspace_bytes: as answered above for at least this m, or any number,
  * which is then the limit to plan for. Equal results need equal path and workspace_bytes, because
  * these decide how K is split. QC_ERR_USAGE names the argument that is wrong (dtype, stride,
@@ -211,8 +170,8 @@ QC_API QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_
 
 /* The products of several weights with the same x (q, k and v; gate and up). They take one launch
  * if the weights are alike: of one kind, with blocks of one size, the same code_map, all with plain
- * or all with double-quantized scales, all or none repacked, all or none packed, slices of weights
- * with equally many columns. Otherwise, and on paths that launch more than one kernel anyway, they
+ * or all with double-quantized scales, all or none repacked, slices of weights with equally many
+ * columns. Otherwise, and on paths that launch more than one kernel anyway, they
  * run one after the other. io[i] goes with w[i]: m, x, dtypes and
  * ldx are the same in all (QC_ERR_USAGE names what differs), while all else is its own.
  * count: 1 to QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of

@@ -24,7 +24,7 @@ static qc_status make_dense(const qc_matmul_call *c, uint64_t first, uint64_t ro
 {
     const qc_matmul_plan *p = &c->plan;
     const int *exponent = c->weights.exponent;
-    if (c->weights.row_bytes || c->weights.packed)
+    if (c->weights.row_bytes)
         return qc_matmul_dense_rows_launch(&c->weights, first, rows, dense, p->dense_dtype,
                                            p->k_padded, exponent, s, err);
     qc_weights_part part = c->weights.part;

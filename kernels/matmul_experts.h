@@ -22,9 +22,8 @@
  *                another address than 16 bytes are laid out anew first, which is a second launch
  *
  * Like qc_matmul_run, the function allocates nothing, does not synchronize, and may be captured.
- * The workspace needs no qc_matmul_workspace_init. Offsets that decrease or go beyond max_rows
- * leave all of y as it was. A number in x_rows that is x_count or more leaves the rows of its tile
- * as they were. qc_matmul_check reports both. */
+ * Offsets that decrease or go beyond max_rows leave all of y as it was. A number in x_rows that is
+ * x_count or more leaves the rows of its tile as they were. qc_matmul_check reports both. */
 #ifndef QC_KERNELS_MATMUL_EXPERTS_H
 #define QC_KERNELS_MATMUL_EXPERTS_H
 

@@ -10,9 +10,8 @@ QC_C_BEGIN
 
 /* What a kernel that cannot do its work writes to a call's fault word; it leaves y, or its partial
  * sums, as they were. */
-#define QC_MATMUL_FAULT_WORKSPACE 1u /* the workspace was not made ready */
-#define QC_MATMUL_FAULT_SHARED    2u /* shared memory begins so late that the table has no room */
-#define QC_MATMUL_FAULT_EXPERTS   3u /* offsets of experts, or their rows of x, are wrong */
+#define QC_MATMUL_FAULT_SHARED  1u /* shared memory begins so late that the table has no room */
+#define QC_MATMUL_FAULT_EXPERTS 2u /* offsets of experts, or their rows of x, are wrong */
 
 /* Where finished sums go, and what is done to them before (qc_matmul_io). */
 typedef struct {
@@ -52,10 +51,9 @@ typedef struct {
     uint64_t ldx;
     const int *x_exponent;
     qc_matmul_output out;
-    float *partials;    /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and
-                           bias; qc_matmul_run reduces them after the launch. STREAM: as it likes */
-    uint32_t *counters; /* the workspace's header, where plan.meets */
-    uint32_t *fault;    /* NULL, or a word of pinned host memory that the handle owns: a kernel that
+    float *partials; /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and
+                           bias; qc_matmul_run reduces them after the launch */
+    uint32_t *fault; /* NULL, or a word of pinned host memory that the handle owns: a kernel that
                            cannot do its work writes a QC_MATMUL_FAULT_ there, leaves y and the
                            workspace alone, and ends. NULL: the same without the word */
 } qc_matmul_call;
@@ -77,9 +75,9 @@ QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count,
                                         qc_error *err);
 QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                           qc_error *err);
-/* Does this for path MMA_16816, where qc_stream_takes says so. */
-QC_NODISCARD qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
-                                        qc_error *err);
+/* Does this for path MMA_16816, where qc_ring_takes says so. */
+QC_NODISCARD qc_status qc_ring_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                      qc_error *err);
 /* Does the same where qc_tiles_takes says so. */
 QC_NODISCARD qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                        qc_error *err);
@@ -114,10 +112,9 @@ QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepa
 QC_NODISCARD qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
                                                qc_cuda_stream s, qc_error *err);
 
-/* Makes dense rows of a repacked or packed weight, equal to those that qc_cuda_dequantize makes
- * from the file's layout: dst [rows][ld] F16 or BF16, ld a multiple of 32, at least K rounded up to
- * that, and K where the weight is packed; zero beyond K. rows: at least 1. exponent: NULL or as
- * there. */
+/* Makes dense rows of a repacked weight, equal to those that qc_cuda_dequantize makes of the file's
+ * codes: dst [rows][ld] F16 or BF16, ld a multiple of 32 and at least K rounded up to that; zero
+ * beyond K. rows: at least 1. exponent: NULL or as there. */
 QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first_row,
                                                    uint64_t rows, void *dst, qc_dtype dst_dtype,
                                                    uint64_t ld, const int *exponent,
@@ -176,12 +173,10 @@ void qc_wgmma_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_ma
      QC_ERROR(err, QC_ERR_INTERNAL, "matmul_wgmma.cu was not built"))
 #endif
 
-/* Returns whether the kernel can have this shape, and completes its plan; run and k_padded are set
- * in p. blocks: 0, or how many to use at most. may_share: blocks of threads may share tiles, which
- * takes workspace. */
-int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
-void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_shape *s, int may_share,
-                         qc_matmul_plan *p);
+/* Returns whether matmul_ring.cu has a kernel for it, and completes its plan; aligned is set in p.
+ * blocks: 0, or how many to use at most. */
+int qc_ring_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
+void qc_ring_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 
 QC_C_END
 #endif

@@ -305,20 +305,15 @@ extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_s
         configure<false>(d, s, p);
 }
 
-static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
-{
-    static constexpr decltype(&launch<8>) tiles[] = {launch<8>, launch<16>, launch<32>, launch<64>};
-    return tiles[qc_mma_tile_index(c->plan.m_tile)](c, s, err);
-}
-
 extern "C" qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                         qc_error *err)
 {
-    if (c->plan.variant == QC_MATMUL_STREAM)
-        return qc_stream_launch(c, count, s, err);
+    if (c->plan.variant == QC_MATMUL_RING)
+        return qc_ring_launch(c, count, s, err);
     if (c->plan.variant == QC_MATMUL_TILES)
         return qc_tiles_launch(c, count, s, err);
+    static constexpr decltype(&launch<8>) tiles[] = {launch<8>, launch<16>, launch<32>, launch<64>};
     for (uint32_t i = 0; i < count; i++)
-        QC_TRY(launch_one(c + i, s, err));
+        QC_TRY(tiles[qc_mma_tile_index(c->plan.m_tile)](c + i, s, err));
     return QC_OK;
 }

@@ -2,7 +2,7 @@
  *
  * The workspace in this order, each array on a multiple of 256 bytes:
  *
- *     header | x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
+ *     x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
  *     dense rows of W, one chunk or two | cuBLAS */
 #include "kernels/matmul_plan.h"
 
@@ -127,29 +127,22 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s, 
     qc_matmul_plan p = {.aligned = is_aligned(s)};
     if (is_only_dequantized(s))
         return QC_MATMUL_DEQUANT_GEMM;
+    /* Before wgmma, which took 55.9 us for one row of NF4 and 28672 x 8192 on an H200: the ring is
+     * predicted to take 32 to 35, not measured (docs/kernels.md). */
+    if (qc_ring_takes(d, s, &p))
+        return QC_MATMUL_MMA_16816;
     if (image_fits && wgmma_suits(d, s, &p))
         return QC_MATMUL_WGMMA;
-    if (qc_stream_takes(d, s, &p))
-        return QC_MATMUL_MMA_16816;
     /* From here on a V100's tensor cores should overtake the GEMV, by the counts of
      * docs/kernels.md. */
     if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.aligned && s->x_dtype == QC_DTYPE_F16 &&
         s->x_alignment >= 16 && s->m >= (s->kind == QC_FORM_NF4 ? 3u : 4u))
         return QC_MATMUL_MMA_884;
-    if (s->m <= GEMV_ROWS && !s->packed)
+    if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
         return QC_MATMUL_DEQUANT_GEMM;
     return tensor_path(d);
-}
-
-/* The stream and tile kernels of MMA_16816 read packed weights, its general one does not. */
-static int reads_packed(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path)
-{
-    qc_matmul_plan p = {.aligned = is_aligned(s)};
-    if (path == QC_MATMUL_MMA_16816 && s->m && s->n && s->k) /* else nothing is read */
-        return qc_stream_takes(d, s, &p) || qc_tiles_takes(d, s, &p);
-    return path != QC_MATMUL_GEMV && path != QC_MATMUL_MMA_884;
 }
 
 static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
@@ -160,9 +153,6 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "only path dequant-gemm reads %s%s",
                 qc_form_ops_of(s->kind)->name,
                 s->have_gemm ? "" : ", and it needs cuBLAS, which was not found");
-    if (s->packed && !reads_packed(d, s, path))
-        QC_FAIL(err, QC_ERR_USAGE, "path %s does not read packed weights",
-                qc_matmul_path_name(path));
     switch (path) {
     case QC_MATMUL_AUTO:
     case QC_MATMUL_GEMV:
@@ -210,7 +200,7 @@ static uint64_t gemm_n(const qc_matmul_shape *s)
 /* Sets the offsets and the total; UINT64_MAX where a size overflows. */
 static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_plan *p)
 {
-    uint64_t at = QC_MATMUL_HEADER_BYTES, partials = 0, dense = 0;
+    uint64_t at = 0, partials = 0, dense = 0;
     uint64_t rows = s->m; /* of the copy of x */
     if (p->image_rows)
         rows = qc_sat_mul(qc_ceil_div_u64(rows, p->image_rows), p->image_rows);
@@ -233,8 +223,6 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
                 qc_sat_mul(second < p->chunk_rows ? second : p->chunk_rows, p->k_padded), 2);
             dense = qc_sat_add(p->dense_stride, dense);
         }
-    } else if (p->meets) {
-        partials = qc_sat_mul(p->partial_floats, 4);
     } else if (p->splits > 1) {
         partials = qc_sat_mul(qc_sat_mul(qc_sat_mul(s->m, s->n), 4), p->splits);
     }
@@ -242,8 +230,7 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
     p->dense_offset = at;
     at = qc_align_u64(qc_sat_add(at, dense), WORKSPACE_ALIGN);
     p->gemm_offset = at;
-    p->workspace_bytes =
-        at == QC_MATMUL_HEADER_BYTES && gemm_bytes == 0 ? 0 : qc_sat_add(at, gemm_bytes);
+    p->workspace_bytes = qc_sat_add(at, gemm_bytes);
 }
 
 static int fits(const qc_matmul_plan *p, uint64_t limit_bytes)
@@ -270,16 +257,14 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
                   (s->x_dtype == QC_DTYPE_BF16 || s->k % RUN_ELEMS != 0 || s->x_alignment < 16);
     p->overlaps = qc_matmul_overlaps(d);
     uint32_t variant = p->variant, wanted = p->blocks;
-    if (p->path == QC_MATMUL_MMA_16816 &&
-        (variant == QC_MATMUL_ANY || variant == QC_MATMUL_STREAM) && qc_stream_takes(d, s, p)) {
-        qc_stream_configure(d, s, 1, p);
+    if (p->path == QC_MATMUL_MMA_16816 && (variant == QC_MATMUL_ANY || variant == QC_MATMUL_RING) &&
+        qc_ring_takes(d, s, p)) {
+        const qc_matmul_plan before = *p;
+        qc_ring_configure(d, s, p);
         lay_out(s, 0, p);
-        if (p->meets && !fits(p, limit_bytes)) {
-            p->blocks = wanted;
-            qc_stream_configure(d, s, 0, p);
-            lay_out(s, 0, p);
-        }
-        return;
+        if (fits(p, limit_bytes))
+            return;
+        *p = before;
     }
     if (p->path == QC_MATMUL_GEMV)
         qc_gemv_configure(d, s, p);
@@ -290,7 +275,7 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
     else
         qc_mma16816_configure(d, s, p);
     /* The blocks of a kernel that cannot have this shape say nothing about splits. */
-    uint32_t splits = wanted && variant != QC_MATMUL_STREAM ? wanted : p->splits;
+    uint32_t splits = wanted && variant != QC_MATMUL_RING ? wanted : p->splits;
     if (s->m > QC_MATMUL_SPLIT_ROWS)
         splits = 1;
     for (;;) {
@@ -375,7 +360,7 @@ static int plan_chosen(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
     if (s->choice.path == QC_MATMUL_AUTO || check_path(d, s, s->choice.path, NULL) != QC_OK)
         return 0;
     plan_choice(d, s, &s->choice, limit_bytes, p);
-    return fits(p, limit_bytes) && !(s->packed && p->variant == QC_MATMUL_GENERAL);
+    return fits(p, limit_bytes);
 }
 
 qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shape *shape,
@@ -399,16 +384,14 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
         chosen = choose(device, shape, 0);
         plan_path(device, shape, chosen, limit_bytes, out);
     }
+    if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && shape->m <= GEMV_ROWS &&
+        chosen == QC_MATMUL_MMA_16816)
+        plan_path(device, shape, QC_MATMUL_GEMV, limit_bytes, out);
     if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM &&
         !is_only_dequantized(shape))
         plan_path(device, shape, tensor_path(device), limit_bytes, out);
     if (!fits(out, limit_bytes))
         return too_large(out, limit_bytes, err);
-    if (shape->packed && out->variant == QC_MATMUL_GENERAL)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "no kernel for %" PRIu64 " rows of x reads packed weights of %" PRIu64 " x %" PRIu64
-                " on this device",
-                shape->m, shape->n, shape->k);
     return QC_OK;
 }
 

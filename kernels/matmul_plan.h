@@ -11,7 +11,7 @@ QC_C_BEGIN
 enum {
     QC_MATMUL_ANY,     /* as the plan chooses */
     QC_MATMUL_GENERAL, /* any shape, any number of rows */
-    QC_MATMUL_STREAM,  /* weights to registers, up to 8 rows of x: matmul_stream.cu */
+    QC_MATMUL_RING,    /* up to QC_MATMUL_RING_ROWS rows of x: matmul_ring.cu */
     QC_MATMUL_TILES,   /* for more rows: matmul_tiles.cu */
     QC_MATMUL_VARIANT_COUNT
 };
@@ -19,7 +19,7 @@ enum {
 typedef struct {
     qc_matmul_path path; /* AUTO: none chosen */
     uint32_t variant;
-    uint32_t blocks; /* 0, or thread blocks of a grid that may have any number (STREAM), else
+    uint32_t blocks; /* 0, or thread blocks of a grid that may have any number (RING), else
                         splits of K: as many of them as K and the workspace allow */
 } qc_matmul_choice;
 
@@ -36,13 +36,21 @@ typedef struct {
     uint64_t ldx;
     unsigned x_alignment; /* of x's address and of its rows, bytes, at most 16 */
     int repacked;
-    int packed;       /* qc_matmul_pack */
     int has_epilogue; /* a bias, a gate or a residual */
     int have_gemm;    /* cuBLAS is there */
     /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken instead
      * of the rules' own. Only tests make one. */
     qc_matmul_choice choice;
 } qc_matmul_shape;
+
+/* How the warps of matmul_ring.cu share tiles, and what lies where in shared memory. */
+typedef struct {
+    uint32_t kind, granule;       /* of the kernel; codes of a row that have one scale */
+    uint32_t each, pieces;        /* entries of a piece, pieces of a tile */
+    uint32_t slots_log, maps_log; /* of powers of two: places for sums, and maps of scales */
+    uint32_t map_at, sums_at, x_at, powers_at, ring_at; /* bytes */
+    uint32_t x_units;                                   /* of 16 bytes from row to row of x */
+} qc_matmul_ring;
 
 typedef struct {
     qc_matmul_path path;
@@ -58,12 +66,9 @@ typedef struct {
                               k in a row; a tile then has up to `splits` parts. 0: split_k, and a
                               block has one tile */
     uint32_t shared_bytes; /* dynamic */
-    /* STREAM: the grid; whether tiles are shared by blocks of threads, which then meet in the
-     * workspace; floats of partial sums there. */
-    uint32_t blocks;
-    int meets;
-    uint64_t partial_floats;
-    int overlaps; /* kernels that wait (STREAM, x to float16, the sum of splits) may begin before
+    uint32_t blocks;       /* RING: of the grid, for each split */
+    qc_matmul_ring ring;
+    int overlaps; /* kernels that wait (RING, x to float16, the sum of splits) may begin before
                      the launch before them has ended */
     int copies_x; /* x is rewritten as float16 [m][k_padded] with row exponents */
     uint32_t
@@ -75,8 +80,8 @@ typedef struct {
     uint64_t dense_stride; /* bytes from one buffer of dense rows to the other; 0: there is one */
     qc_dtype dense_dtype;
     int gemm_to_float;
-    /* The layout of the workspace: offsets in bytes, each a multiple of 256, in this order, behind
-     * the header of QC_MATMUL_HEADER_BYTES. The rest is cuBLAS's. */
+    /* The layout of the workspace: offsets in bytes, each a multiple of 256, in this order. The
+     * rest is cuBLAS's. */
     uint64_t x_offset, x_exponent_offset, partial_offset, dense_offset, gemm_offset;
     uint64_t workspace_bytes;
 } qc_matmul_plan;
@@ -87,7 +92,7 @@ typedef struct {
     qc_weights_part part;
     uint64_t cols; /* of the whole weight */
     uint32_t block_elems;
-    int repacked, packed;
+    int repacked;
     int has_epilogue;
 } qc_matmul_planned_weight;
 
@@ -107,12 +112,10 @@ struct qc_matmul_planned {
     qc_matmul_planned_set set[QC_MATMUL_GROUP_MOST];
 };
 
+#define QC_MATMUL_RING_ROWS 8u
+
 /* Above this many rows K is never split: there are enough blocks without. */
 #define QC_MATMUL_SPLIT_ROWS 1024u
-
-/* The workspace's header: QC_MATMUL_READY, then counters that are 0 between launches. */
-#define QC_MATMUL_COUNTERS (QC_MATMUL_HEADER_BYTES / 4u - 1u)
-#define QC_MATMUL_READY    0x71717171u
 
 /* Stands for limit_bytes where there is no workspace at all. */
 #define QC_MATMUL_NO_WORKSPACE 1u

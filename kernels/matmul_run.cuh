@@ -33,7 +33,7 @@
 #define QC_KERNELS_MATMUL_RUN_CUH
 
 #include "base/dtype.h"
-#include "kernels/matmul_packed.h"
+#include "kernels/matmul_kernels.h"
 #include "kernels/ptx.cuh"
 #include "quant/quant_internal.h"
 #include "quant/quant_values.h"
@@ -91,17 +91,11 @@ static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
     return s;
 }
 
-/* The same with codes from the slice's first element on; those of a packed weight, from its first
- * block on (matmul_packed.h). */
+/* The same with codes from the slice's first element on. */
 static inline qc_run_source qc_run_source_there(const qc_matmul_weights *m)
 {
     qc_run_source s = qc_run_source_of(m);
-    if (!m->packed)
-        s.codes += qc_form_code_bytes(&m->w.form, s.first);
-    else
-        s.codes = qc_packed_codes(m);
-    if (m->packed && qc_packed_has_scales(&m->w))
-        s.absmax_codes = qc_packed_scales(m);
+    s.codes += qc_form_code_bytes(&m->w.form, s.first);
     return s;
 }
 

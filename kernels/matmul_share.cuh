@@ -19,7 +19,6 @@ typedef struct {
     uint32_t tile_first;  /* counted over all weights' tiles */
     uint32_t block_first; /* of the whole weight, the block of 64 that is the first here */
     int together;         /* the codes of several scales can be loaded at once */
-    int scales_packed;    /* codes of scales as qc_matmul_pack leaves them */
 } qc_share_part;
 
 typedef struct {
@@ -35,8 +34,7 @@ typedef struct {
 } qc_share;
 
 /* Of calls with one plan. `together`: how many codes of scales of a row a kernel would load at once
- * for one nested scale. They lie side by side in the file's layout, and in packed scales in fours,
- * where four can always be loaded. */
+ * for one nested scale. */
 static inline void qc_share_of(qc_share *a, const qc_matmul_call *c, uint32_t count,
                                uint32_t together)
 {
@@ -68,7 +66,6 @@ static inline void qc_share_of(qc_share *a, const qc_matmul_call *c, uint32_t co
                        ld % (together * QC_SHARE_BLOCK) == 0 &&
                        to->w.first % (together * QC_SHARE_BLOCK) == 0 &&
                        (uintptr_t)to->w.absmax_codes % together == 0;
-        to->scales_packed = c[i].weights.packed && qc_packed_has_scales(&c[i].weights.w);
         tiles += qc_ceil_div_u64(c[i].n, p->n_tile);
     }
     a->units = (uint32_t)(tiles * a->m_tiles * a->tile_steps);

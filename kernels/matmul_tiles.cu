@@ -54,11 +54,6 @@
  * unit u at u ^ (n & 1) << 2. So copies and the loads of fragments touch all 32 banks once per 128
  * bytes.
  *
- * Packed weights (matmul_packed.h) are copied 512 bytes a warp, and a stage has them in the same
- * units: the tile's units of the first 64 k, then those of the second. A lane loads the codes of
- * rows g and g + 8 at once, 16 bytes of NF4 or twice 16 of int8, and neighbours lie side by side. A
- * thread decodes the scales of its row as before; of packed ones it loads the codes of four.
- *
  * The work is the tiles of all weights in a row, with tile_steps for each. Block b has
  * worker_steps, beginning at b * worker_steps. Either that is a tile or an equal part of a tile's
  * K, or blocks go on from tile to tile so that all multiprocessors have the same amount of work (a
@@ -66,10 +61,394 @@
  * of k.
  *
  * Cost and bound: docs/kernels.md. */
-#include "kernels/matmul_tiles_kernel.cuh"
+#include "kernels/matmul_tiles.cuh"
+
+#include <string.h>
 
 namespace
 {
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+/* Says what a thread copies to every stage: unit x_unit of row x_row of x and of every 16th row
+ * below it, and codes in the same way. Small numbers share registers, because there are none to
+ * spare. */
+template <typename S> struct copier {
+    const uint16_t *x;
+    const unsigned char *codes;
+    uint32_t to; /* unit of x in the stage, unit of codes << 16 */
+    uint32_t
+        what; /* column of x in k, of codes << 8; rows of x that are there << 16, of codes << 24 */
+};
+
+QC_DEVICE uint32_t rows_there(uint64_t row, uint64_t rows, unsigned step)
+{
+    uint64_t there = row < rows ? (rows - row + step - 1) / step : 0;
+    return there < 64 ? (uint32_t)there : 64; /* more than any tile has */
+}
+
+template <typename S>
+QC_DEVICE void copier_begin(copier<S> &c, const tiles_args &a, const tiles_part &p, uint64_t m0,
+                            uint64_t n0, uint32_t k, unsigned thread)
+{
+    unsigned row = thread / 16, unit = thread % 16, column = unit * 8;
+    c.to = row * 16 + (unit ^ (row & 1u));
+    c.x = a.x + (m0 + row) * a.ldx + k + column;
+    c.what = column | rows_there(m0 + row, a.m, 16) << 16;
+    row = thread / S::row_units;
+    unit = thread % S::row_units;
+    column = unit * (S::nf4 ? 32 : 16);
+    c.to |= (row * S::row_units + (S::nf4 ? unit ^ (row >> 1 & 1u) << 1 : unit ^ (row & 1u) << 2))
+            << 16;
+    uint64_t at = (n0 + row) * a.ldw + k + column;
+    c.codes = p.w.codes + (S::nf4 ? at >> 1 : at);
+    c.what |= column << 8 | rows_there(n0 + row, p.n, S::copy_rows) << 24;
+}
+
+/* `left` is how many elements of k there are from this stage's first on. Beyond them, and beyond M
+ * and N, the stage gets zeros. */
+template <typename S>
+QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args &a, int left)
+{
+    int rows = (int)(c.what & 255u) < left ? (int)(c.what >> 16 & 255u) : 0;
+    uint4 *at = to.x + (c.to & 0xffffu);
+#pragma unroll
+    for (int i = 0; i < S::x_units / THREADS; i++)
+        qc_cp_async_16(at + i * THREADS, c.x + i * 16 * a.ldx, i < rows ? 16 : 0);
+    rows = (int)(c.what >> 8 & 255u) < left ? (int)(c.what >> 24) : 0;
+    at = to.codes + (c.to >> 16);
+    uint64_t stride = (uint64_t)S::copy_rows * a.ldw >> S::nf4;
+#pragma unroll
+    for (int i = 0; i < S::copies; i++)
+        qc_cp_async_stream_16(at + i * THREADS, c.codes + i * stride, i < rows ? 16 : 0);
+    c.x += K_STEP;
+    c.codes += K_STEP >> S::nf4;
+    qc_cp_async_commit();
+}
+
+/* Writes a tile's part of y, or its partial sums. Where the tile has fewer parts than there is room
+ * for, its last part writes zeros to the others. */
+template <typename S>
+QC_DEVICE void finish(const tiles_args &a, const typename S::shared &sh, const float *sums,
+                      unsigned thread)
+{
+    constexpr unsigned rows = THREADS / S::n_tile; /* at a time */
+    const tile_task &task = sh.task;
+    const tiles_part &p = a.part[task.part];
+    unsigned n = thread % S::n_tile;
+    uint64_t column = task.n0 + n, m0 = task.m0;
+    uint32_t plane = task.plane, planes = task.planes;
+    if (thread >= rows * S::n_tile || column >= p.n)
+        return;
+    float by_row = S::scaled ? 1.0f : __fmul_rn(p.w.absmax[column], task.factor);
+    int w_exponent = p.w.exponent ? *p.w.exponent : 0;
+    for (unsigned m = thread / S::n_tile; m < (unsigned)S::m_tile && m0 + m < a.m; m += rows) {
+        float v = sums[m * S::n_tile + (n ^ (m >> 1 & 3u) << 3)];
+        uint64_t row = m0 + m;
+        if (!S::scaled)
+            v = __fmul_rn(__fmul_rn(v, by_row), QC_INT8_STEP);
+        if (a.splits > 1) {
+            float *to = p.partials + row * p.n + column;
+            to[plane * a.m * p.n] = v;
+            for (uint32_t i = plane + 1; i < planes; i++)
+                to[i * a.m * p.n] = 0.0f;
+        } else {
+            qc_finish(p.out, row, column, v, w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
+        }
+    }
+}
+
+/* With 64 rows of x, GPUs from sm_90 on are up to five registers short for what is the same for all
+ * of a block's tiles. So there it is calculated again for each tile. Elsewhere v is returned as it
+ * is. */
+template <typename S> QC_DEVICE unsigned again(unsigned v)
+{
+    return S::m_tile == 64 && QC_ARCH >= 90 ? qc_anew(v) : v;
+}
+
+/* Returns where a thread's units of x lie in a stage. */
+template <typename S> QC_DEVICE unsigned x_of(unsigned thread)
+{
+    unsigned g = thread % 32 / 4, t = thread % 4, warp_k = thread / 32 / S::warps_n;
+    return g * 16 + warp_k * 8 + t * 2 + (g & 1u);
+}
+
+/* Returns where a lane's codes of its warp's first A tile lie in a stage, in units of what it loads
+ * at a time: 16 bytes, or 8 of NF4 in rows. */
+template <typename S> QC_DEVICE unsigned codes_of(unsigned row, unsigned warp_k, unsigned lane)
+{
+    unsigned g = lane / 4, t = lane % 4;
+    return S::nf4 ? row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
+                  : row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
+}
+
+/* Fills the tables of a weight. `table` is the address of the wide one. */
+template <typename S>
+QC_DEVICE void tables_fill(typename S::shared &sh, const qc_run_source &w, uint32_t table,
+                           unsigned thread)
+{
+    qc_run_fill_small(sh.small, w, thread, THREADS);
+    __syncthreads();
+    if constexpr (S::nf4 && S::wide)
+        qc_codes_fill(*reinterpret_cast<qc_codes_wide *>(reinterpret_cast<char *>(&sh) +
+                                                         (table - qc_shared_address(&sh))),
+                      sh.small, w, thread, THREADS);
+    else if constexpr (S::nf4)
+        qc_codes_fill(sh.narrow, sh.small, w, thread, THREADS);
+}
+
+/* Multiplies the 64 k of a step with all of a warp's A tiles side by side, and loads the codes of
+ * the next step. `never` is false. But the compiler sees a branch, so it does not begin products
+ * before the tiles are decoded; there are no registers for that. */
+template <typename S>
+QC_DEVICE void multiply_side_by_side(float (&sum)[S::a_tiles][S::m_parts][4],
+                                     tile_codes<S> (&codes)[S::a_tiles],
+                                     const typename S::stage &now, const typename S::stage &next,
+                                     const typename S::shared &sh, const float *scales,
+                                     unsigned codes_at, unsigned x_at, unsigned look, bool never)
+{
+    uint32_t w[S::a_tiles][4][4];
+    float2 by[S::a_tiles];
+#pragma unroll
+    for (int r = 0; r < S::a_tiles; r++) {
+        codes_decode<S>(w[r], codes[r], sh, look);
+        by[r] = scales_of<S>(scales, r);
+    }
+#pragma unroll
+    for (int r = 0; r < S::a_tiles; r++)
+        codes_load(codes[r], next.codes, codes_at, r);
+    if (never)
+        return;
+#pragma unroll
+    for (int i = 0; i < S::m_parts; i++) {
+        uint32_t x[4][2];
+        x_load(x, now.x, x_at, i);
+#pragma unroll
+        for (int r = 0; r < S::a_tiles; r++)
+            multiply<S>(sum[r][i], w[r], x, by[r]);
+    }
+}
+
+/* The sums of the two halves of k meet in shared memory. */
+template <typename S>
+QC_DEVICE void sums_put(float *sums, const float (&sum)[S::a_tiles][S::m_parts][4], unsigned thread)
+{
+    unsigned sum_m = thread % 4 * 2, sum_n = thread / 32 % 4 * S::warp_rows + thread % 32 / 4;
+#pragma unroll
+    for (unsigned turn = 0; turn < 2; turn++) {
+        if (thread / 128 == turn) {
+#pragma unroll
+            for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        unsigned m = i * 8 + sum_m + e % 2;
+                        unsigned n = sum_n + r * 16 + e / 2 * 8;
+                        float *to = sums + m * S::n_tile + (n ^ (m >> 1 & 3u) << 3);
+                        *to = turn ? __fadd_rn(*to, sum[r][i][e]) : sum[r][i][e];
+                    }
+        }
+        __syncthreads();
+    }
+}
+
+template <int m_tile, kind what, memory in>
+static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_args a)
+{
+    using S = shape<m_tile, what, in>;
+    constexpr bool wide = S::wide;
+    constexpr int stages = S::stages;
+    QC_SHARED(typename S::shared, sh);
+    unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    /* If more lay in front of the block's shared memory, the table would reach beyond its end. Only
+     * a kernel can see where that memory begins; the host learns of it from the fault word. */
+    if (wide && (qc_shared_address(&sh) & (WIDE_AT - 1)) > DRIVER_BYTES) {
+        if (thread == 0 && a.fault)
+            *a.fault = QC_MATMUL_FAULT_SHARED;
+        return;
+    }
+    uint32_t table = wide ? (qc_shared_address(&sh) & ~(WIDE_AT - 1)) + WIDE_AT : 0;
+    unsigned look = wide ? table + lane * 4 : lane;
+    unsigned g = lane / 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
+    unsigned codes_at = codes_of<S>(warp_n * S::warp_rows + g, warp_k, lane);
+    unsigned scales_at = warp_n * S::warp_rows + g * 2;
+
+    uint32_t unit = blockIdx.x * a.worker_steps;
+    for (;;) {
+        uint32_t end = (again<S>(blockIdx.x) + 1) * a.worker_steps;
+        end = end < a.units ? end : a.units;
+        if (unit >= end)
+            return;
+        uint32_t tile = unit / a.tile_steps, step = unit % a.tile_steps;
+        uint32_t steps = a.tile_steps - step < end - unit ? a.tile_steps - step : end - unit;
+        uint32_t number = tile / a.m_tiles, at = 0;
+        while (at + 1 < a.count && number >= a.part[at + 1].tile_first)
+            at++;
+        const tiles_part &p = a.part[at];
+        uint64_t m0 = (uint64_t)(tile % a.m_tiles) * m_tile;
+        uint64_t n0 = (uint64_t)(number - p.tile_first) * S::n_tile;
+        uint32_t k = step * K_STEP;
+        int k_end = (int)(a.k - k < steps * K_STEP ? a.k : k + steps * K_STEP);
+        float factor = factor_of<S>(p.w);
+        bool fill = unit == blockIdx.x * a.worker_steps || sh.task.part != at;
+        __syncthreads(); /* all threads have read it, and the ring's last sums */
+        if (thread == 0) {
+            sh.task.m0 = m0;
+            sh.task.n0 = n0;
+            sh.task.end = unit + steps;
+            sh.task.plane = blockIdx.x - tile * a.tile_steps / a.worker_steps;
+            sh.task.planes = step + steps == a.tile_steps ? a.splits : 0;
+            sh.task.part = at;
+            sh.task.factor = factor;
+        }
+
+        copier<S> copy;
+        copier_begin(copy, a, p, m0, n0, k, again<S>(thread));
+#pragma unroll
+        for (int i = 0; i < stages - 1; i++)
+            copier_step(copy, sh.ring[i], a, k_end - (int)k - i * K_STEP);
+        scale_reader reader;
+        if constexpr (S::scaled)
+            scale_begin<S>(reader, a, p, n0 + thread, step);
+        if (fill)
+            tables_fill<S>(sh, p.w, table, qc_anew(thread));
+        scales_put<S>(sh, reader, p, factor, a.k, step, thread);
+        qc_cp_async_wait<stages - 2>();
+        __syncthreads();
+
+        float sum[S::a_tiles][S::m_parts][4];
+        zero(sum);
+        unsigned x_at = x_of<S>(again<S>(thread));
+        constexpr int held = S::keeps_x ? 1 : S::a_tiles; /* A tiles whose codes are in registers */
+        tile_codes<S> codes[held];
+#pragma unroll
+        for (int r = 0; r < held; r++)
+            codes_load(codes[r], sh.ring[0].codes, codes_at, r);
+        uint32_t x[S::keeps_x ? S::m_parts : 1][4][2];
+#pragma unroll
+        for (int i = 0; i < (S::keeps_x ? S::m_parts : 0); i++)
+            x_load(x[i], sh.ring[0].x, x_at, i);
+        unsigned slot = 0;
+        for (uint32_t s = step; (int)(s * K_STEP) < k_end; s++) {
+            qc_cp_async_wait<stages - 3>();
+            __syncthreads(); /* the next stage is complete, and all are done with the one before */
+            copier_step(copy, sh.ring[slot ? slot - 1 : stages - 1], a,
+                        k_end - (int)(s + stages - 1) * K_STEP);
+            scales_put<S>(sh, reader, p, factor, a.k, s + 1, thread);
+            unsigned slot_next = slot + 1 == stages ? 0 : slot + 1;
+            const typename S::stage &now = sh.ring[slot], &next = sh.ring[slot_next];
+            const float *scales = sh.scale[s & 1u][warp_k] + scales_at;
+            if constexpr (S::keeps_x) {
+#pragma unroll
+                for (int r = 0; r < S::a_tiles; r++) {
+                    uint32_t w[4][4];
+                    codes_decode<S>(w, codes[0], sh, look);
+                    codes_load(codes[0], r + 1 < S::a_tiles ? now.codes : next.codes, codes_at,
+                               (r + 1) % S::a_tiles);
+                    float2 by = scales_of<S>(scales, r);
+#pragma unroll
+                    for (int i = 0; i < S::m_parts; i++) {
+                        /* This is never taken, as `never` above. */
+                        if (S::scaled && m_tile == 64 && i % 4 == 0 && a.count == 0)
+                            break;
+                        multiply<S>(sum[r][i], w, x[i], by);
+                        if (r + 1 == S::a_tiles)
+                            x_load(x[i], next.x, x_at, i);
+                    }
+                }
+            } else {
+                multiply_side_by_side(sum, codes, now, next, sh, scales, codes_at, x_at, look,
+                                      a.count == 0);
+            }
+            slot = slot_next;
+        }
+
+        /* The zeros beyond the last step are copies like all others, and may still be on their
+         * way. */
+        qc_cp_async_wait<0>();
+        __syncthreads();
+        float *sums = reinterpret_cast<float *>(sh.ring);
+        unsigned last = qc_anew(thread);
+        sums_put<S>(sums, sum, last);
+        finish<S>(a, sh, sums, last);
+        unit = sh.task.end;
+    }
+}
+
+/* ---- variants -------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t m_tile, n_tile, shared_bytes;
+} variant;
+
+template <int m_tile, kind what, memory in> constexpr variant variant_of(void)
+{
+    using S = shape<m_tile, what, in>;
+    return {m_tile, S::n_tile, S::wide ? WIDE_SHARED : (uint32_t)sizeof(typename S::shared)};
+}
+
+kind kind_of(qc_form_kind k)
+{
+    return k == QC_FORM_NF4 ? KIND_NF4 : k == QC_FORM_INT8_ROWS ? KIND_INT8_ROWS : KIND_INT8_BLOCKS;
+}
+
+template <kind what> variant small(uint64_t m)
+{
+    return m <= 16 ? variant_of<16, what, SMALL>() : variant_of<32, what, SMALL>();
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+tiles_args args_of(const qc_matmul_call *c, uint32_t count)
+{
+    tiles_args a;
+    memset(&a, 0, sizeof a);
+    qc_share_of(&a, c, count, 8);
+    a.ldx = c->ldx;
+    a.k = (uint32_t)c->k;
+    a.ldw = (uint32_t)c->weights.w.form.cols;
+    return a;
+}
+
+template <int m_tile, kind what, memory in>
+qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    auto kernel = matmul_tiles<m_tile, what, in>;
+    const qc_matmul_plan *p = &c->plan;
+    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_tiles", err));
+    tiles_args a = args_of(c, count);
+    dim3 grid((unsigned)qc_ceil_div_u64(a.units, a.worker_steps), 1, 1), block(p->threads, 1, 1);
+    QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
+    return qc_cuda_launched("matmul_tiles", err);
+}
+
+template <kind what, memory in>
+qc_status launch_large(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    switch (c->plan.m_tile) {
+    case 16:
+        return launch<16, what, in>(c, count, s, err);
+    case 32:
+        return launch<32, what, in>(c, count, s, err);
+    case 64:
+        return launch<64, what, in>(c, count, s, err);
+    default:
+        return launch < what == KIND_INT8_ROWS ? 64 : 128, what, in > (c, count, s, err);
+    }
+}
+
+template <kind what>
+qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    if (what == KIND_NF4 && p->shared_bytes == WIDE_SHARED)
+        return launch_large<KIND_NF4, WIDE>(c, count, s, err);
+    if (p->m_tile > 32 || p->shared_bytes != small<what>(p->m_tile).shared_bytes)
+        return launch_large<what, NARROW>(c, count, s, err);
+    return p->m_tile == 16 ? launch<16, what, SMALL>(c, count, s, err)
+                           : launch<32, what, SMALL>(c, count, s, err);
+}
 
 /* ---- which tiles, and how they are shared out ------------------------------------------------ */
 
@@ -234,6 +613,12 @@ extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shap
 extern "C" qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                      qc_error *err)
 {
-    return c->weights.packed ? qc_tiles_launch_packed(c, count, s, err)
-                             : launch_any<IN_ROWS>(c, count, s, err);
+    switch (kind_of(c->weights.w.form.ops->kind)) {
+    case KIND_NF4:
+        return launch_kind<KIND_NF4>(c, count, s, err);
+    case KIND_INT8_ROWS:
+        return launch_kind<KIND_INT8_ROWS>(c, count, s, err);
+    default:
+        return launch_kind<KIND_INT8_BLOCKS>(c, count, s, err);
+    }
 }

@@ -46,11 +46,7 @@ typedef struct {
 /* What fits into a block's shared memory: the table of NF4, and how many rows of W and stages. */
 enum memory { NARROW, WIDE, SMALL };
 
-/* Where codes lie: in rows, as in the file, or as matmul_packed.h says. */
-enum layout { IN_ROWS, PACKED };
-
-template <int m_tile_, kind kind_, memory memory_, layout layout_> struct shape {
-    static constexpr bool packed = layout_ == PACKED;
+template <int m_tile_, kind kind_, memory memory_> struct shape {
     static constexpr bool wide = memory_ == WIDE, small = memory_ == SMALL;
     static constexpr bool nf4 = kind_ == KIND_NF4, scaled = kind_ != KIND_INT8_ROWS;
     static constexpr int m_tile = m_tile_, m_parts = m_tile / 8;
@@ -71,13 +67,9 @@ template <int m_tile_, kind kind_, memory memory_, layout layout_> struct shape 
     static constexpr int x_units = m_tile * K_STEP / 8;
     static constexpr int row_units = nf4 ? 4 : 8; /* in a row of codes */
     static constexpr int words = nf4 ? 2 : 4;     /* in a lane's 16 codes */
-    /* Threads copy 16 bytes each of so many rows at a time, or 2 KB of each of a band's two blocks:
-     * all of NF4, half of int8. */
+    /* Threads copy 16 bytes each of so many rows at a time. */
     static constexpr int copy_rows = THREADS / row_units;
     static constexpr int copies = n_tile / copy_rows;
-    static constexpr int copy_units = packed ? THREADS / 2 : THREADS; /* from one to the next */
-    /* Packed codes of 16 rows and 64 k, and those of the tile's rows. */
-    static constexpr int tile_units = 16 * row_units / 2, block_units = n_tile * row_units / 2;
     static_assert(stages >= 3, "a step ahead is read");
 
     struct stage {
@@ -100,13 +92,10 @@ template <int m_tile_, kind kind_, memory memory_, layout layout_> struct shape 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
 /* A thread decodes the scales of one row of the tile, two per step, and has loaded those of the
- * next step before. With `together` it loads the codes of four steps at once, two loads ahead, and
- * with packed scales those of two steps. */
+ * next step before. With `together` it loads the codes of four steps at once, two loads ahead. */
 struct scale_reader {
     uint32_t first; /* the row's first 64 codes, counted from the tensor's first; or NO_ROW */
-    uint32_t four;  /* packed scales: its first four codes, counted from the part's first four */
-    uint2 now;      /* codes of these four steps with `together`, else of two times 64; of packed
-                       scales those of these two steps and of the next two */
+    uint2 now;      /* codes of these four steps with `together`, else of two times 64 */
     uint2 next;     /* with `together`: codes of the next four steps, where registers allow it */
     float value[2]; /* their factors, or the scales; with `together`: of `now` and of `next` */
 };
@@ -121,15 +110,6 @@ QC_DEVICE void scale_load_eight(uint2 &codes, float &value, const scale_reader &
     uint32_t at = r.first + group * 8;
     codes = *reinterpret_cast<const uint2 *>(w.absmax_codes + at);
     value = w.nested_absmax[at >> w.nested_shift];
-}
-
-QC_DEVICE void scale_load_four(uint32_t &codes, float &value, const scale_reader &r,
-                               const qc_run_source &w, uint32_t k, uint32_t group)
-{
-    if (r.first == NO_ROW || group * QC_PACKED_SCALES * BLOCK >= k)
-        return;
-    codes = reinterpret_cast<const uint32_t *>(w.absmax_codes)[r.four + group * QC_PACKED_ROWS];
-    value = w.nested_absmax[(r.first + group * QC_PACKED_SCALES) >> w.nested_shift];
 }
 
 QC_DEVICE void scale_load(scale_reader &r, const qc_run_source &w, uint32_t k, uint32_t step)
@@ -153,12 +133,7 @@ QC_DEVICE void scale_begin(scale_reader &r, const tiles_args &a, const tiles_par
     r.first = row < p.n ? (uint32_t)(row * (a.ldw / BLOCK)) + p.block_first : NO_ROW;
     r.now.x = r.now.y = r.next.x = r.next.y = 0;
     r.value[0] = r.value[1] = 0.0f;
-    if (S::packed && p.scales_packed) {
-        const uint32_t n = (uint32_t)row, fours = a.ldw / (QC_PACKED_SCALES * BLOCK);
-        r.four = n / QC_PACKED_ROWS * fours * QC_PACKED_ROWS + QC_PACKED_ROW(n);
-        scale_load_four(r.now.x, r.value[0], r, p.w, k, step / 2);
-        scale_load_four(r.now.y, r.value[1], r, p.w, k, step / 2 + 1);
-    } else if (!S::packed && p.together) {
+    if (p.together) {
         scale_load_eight(r.now, r.value[0], r, p.w, k, step / 4);
         scale_load_eight(r.next, r.value[1], r, p.w, k, step / 4 + 1);
     } else {
@@ -187,18 +162,7 @@ template <typename S>
 QC_DEVICE void scale_take(float out[2], scale_reader &r, const tiles_part &p,
                           const qc_run_small &small, float factor, uint32_t k, uint32_t step)
 {
-    if (S::packed && p.scales_packed) {
-        uint32_t two = r.now.x >> (step & 1u) * 16;
-        out[0] = scale_nested(r.value[0], two & 255u, p.w, small, factor);
-        out[1] = scale_nested(r.value[0], two >> 8 & 255u, p.w, small, factor);
-        if (step % 2 == 1) {
-            r.now.x = r.now.y;
-            r.value[0] = r.value[1];
-            scale_load_four(r.now.y, r.value[1], r, p.w, k, step / 2 + 2);
-        }
-        return;
-    }
-    if (!S::packed && p.together) {
+    if (p.together) {
         uint32_t two = (step & 2u ? r.now.y : r.now.x) >> (step & 1u) * 16;
         out[0] = scale_nested(r.value[0], two & 255u, p.w, small, factor);
         out[1] = scale_nested(r.value[0], two >> 8 & 255u, p.w, small, factor);
@@ -217,16 +181,6 @@ QC_DEVICE void scale_take(float out[2], scale_reader &r, const tiles_part &p,
         out[1] = scale_nested(r.value[1], r.now.y, p.w, small, factor);
     }
     scale_load(r, p.w, k, step + 1);
-}
-
-/* Returns the scale of a row of int8 with a scale per row. */
-QC_DEVICE float row_scale(const qc_run_source &w, const qc_run_small &small, float factor,
-                          uint64_t row)
-{
-    if (w.absmax)
-        return __fmul_rn(w.absmax[row], factor);
-    return scale_nested(w.nested_absmax[row >> w.nested_shift], w.absmax_codes[row], w, small,
-                        factor);
 }
 
 /* Returns where a row's scale lies. Rows g and g + 8 of an A tile lie side by side. */
@@ -258,22 +212,19 @@ template <typename S> struct tile_codes {
 template <typename S>
 QC_DEVICE void codes_load(tile_codes<S> &c, const uint4 *codes, unsigned at, int tile)
 {
-    constexpr int loads = S::packed && S::nf4 ? 1 : 2;
 #pragma unroll
-    for (int i = 0; i < loads; i++) {
-        const uint4 *row = codes + (S::packed ? tile * S::tile_units + i * 32
-                                              : (tile * 16 + i * 8) * S::row_units);
-        if constexpr (S::nf4 && !S::packed) {
+    for (int i = 0; i < 2; i++) {
+        const uint4 *row = codes + (tile * 16 + i * 8) * S::row_units;
+        if constexpr (S::nf4) {
             uint2 v = reinterpret_cast<const uint2 *>(row)[at];
             c.q[i][0] = v.x;
             c.q[i][1] = v.y;
         } else {
             uint4 v = row[at];
-            uint32_t *q = &c.q[0][0] + i * 4; /* a row's four, or two each of g and g + 8 */
-            q[0] = v.x;
-            q[1] = v.y;
-            q[2] = v.z;
-            q[3] = v.w;
+            c.q[i][0] = v.x;
+            c.q[i][1] = v.y;
+            c.q[i][2] = v.z;
+            c.q[i][3] = v.w;
         }
     }
 }

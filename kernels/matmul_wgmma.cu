@@ -8,8 +8,7 @@
  *
  *   x      by one bulk copy. It lies in the workspace as the image of what shared memory gets
  *          (matmul_input.cu).
- *   codes  by cp.async, 16 bytes a thread. Packed ones (matmul_packed.h) by a bulk copy for each 64
- *          rows; they lie in shared memory as a warp loads them.
+ *   codes  by cp.async, 16 bytes a thread.
  *
  * The table of NF4 (qc_codes_wide) lies at the address 64 KB, so that one PRMT makes a whole
  * address. While the tensor cores multiply 64 of k, a warp decodes the next 64 into other
@@ -46,8 +45,6 @@ QC_DEVICE void int8_128ths(uint32_t out[2], uint32_t q)
 template <typename S> QC_DEVICE uint32_t codes_of(uint32_t warp, uint32_t lane)
 {
     uint32_t g = lane / 4, t = lane % 4;
-    if (S::packed)
-        return (warp / 4 * S::blocks * 4 + warp % 4) * (S::block_bytes / 4) + lane * 16;
     return (warp * 16 + g) * S::row_units * 16 + swizzle<S>(g) * 16 + t * (S::nf4 ? 8 : 16);
 }
 
@@ -56,31 +53,20 @@ template <typename S>
 QC_DEVICE void codes_load(uint32_t (&q)[2][S::words], const unsigned char *stage, uint32_t mine,
                           uint32_t b)
 {
-    if constexpr (S::packed)
-        stage += b * S::block_bytes;
-    else
-        mine ^= b * (S::nf4 ? 32 : 64);
-    if constexpr (S::packed && S::nf4) {
-        uint4 v = *reinterpret_cast<const uint4 *>(stage + mine);
-        q[0][0] = v.x;
-        q[0][1] = v.y;
-        q[1][0] = v.z;
-        q[1][1] = v.w;
-    } else {
+    mine ^= b * (S::nf4 ? 32 : 64);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const unsigned char *p = stage + mine + i * (S::packed ? 512 : 8 * S::row_units * 16);
-            if constexpr (S::nf4) {
-                uint2 v = *reinterpret_cast<const uint2 *>(p);
-                q[i][0] = v.x;
-                q[i][1] = v.y;
-            } else {
-                uint4 v = *reinterpret_cast<const uint4 *>(p);
-                q[i][0] = v.x;
-                q[i][1] = v.y;
-                q[i][2] = v.z;
-                q[i][3] = v.w;
-            }
+    for (int i = 0; i < 2; i++) {
+        const unsigned char *p = stage + mine + i * 8 * S::row_units * 16;
+        if constexpr (S::nf4) {
+            uint2 v = *reinterpret_cast<const uint2 *>(p);
+            q[i][0] = v.x;
+            q[i][1] = v.y;
+        } else {
+            uint4 v = *reinterpret_cast<const uint4 *>(p);
+            q[i][0] = v.x;
+            q[i][1] = v.y;
+            q[i][2] = v.z;
+            q[i][3] = v.w;
         }
     }
 }
@@ -111,16 +97,6 @@ QC_DEVICE void decode(uint32_t (&f)[4][4], const uint32_t (&q)[2][S::words], uin
                                       : two[h];
         }
     }
-}
-
-/* Returns the scale of a row of int8 with a scale per row. */
-QC_DEVICE float row_scale(const qc_run_source &w, uint64_t row)
-{
-    if (w.absmax)
-        return w.absmax[row];
-    return __fadd_rn(__fmul_rn(__ldg(w.nested_map + w.absmax_codes[row]),
-                               w.nested_absmax[row >> w.nested_shift]),
-                     w.nested_offset);
 }
 
 /* ---- the end of a tile ----------------------------------------------------------------------- */
@@ -158,7 +134,7 @@ QC_DEVICE void finish(const args &a, const tile_range &now, float (&sum)[S::m_ti
 #pragma unroll
     for (int half = 0; half < 2; half++)
         if (!S::scaled && n0 + half * 8 < p.n)
-            by[half] = __fmul_rn(row_scale(p.w, n0 + half * 8), factor_of<S>(p.w));
+            by[half] = __fmul_rn(p.w.absmax[n0 + half * 8], factor_of<S>(p.w));
     /* A few sums at a time, in one loop: unrolled code for all would be so much that fetching it
      * takes as long as the products. The next sums move down behind them, of `some` each time and
      * of all once these are done, since moving all each time would be long as well. */
@@ -246,7 +222,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
         uint2 scale[2];
         int left = (int)(p.block_end - p.block);
         const part &w = a.part[p.at];
-        scale_reader_of<S> reader;
+        scale_reader reader;
         float factor = 1.0f;
         uint32_t taken = 0; /* of two blocks: those that are decoded next */
         if (S::scaled) {
@@ -314,11 +290,10 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
     }
 }
 
-template <int m_tile, kind what, layout order>
-static __global__ void __launch_bounds__(shape<m_tile, what, order>::threads, 1)
-    matmul_wgmma(const args a)
+template <int m_tile, kind what>
+static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul_wgmma(const args a)
 {
-    using S = shape<m_tile, what, order>;
+    using S = shape<m_tile, what>;
     QC_SHARED(typename S::shared, sh);
     uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     qc_grid_release();
@@ -333,7 +308,7 @@ static __global__ void __launch_bounds__(shape<m_tile, what, order>::threads, 1)
     if (thread == 0) {
         for (int i = 0; i < S::stages; i++) {
             /* Each thread's copies, and the announcement of bulk copies. */
-            qc_mbarrier_init(&sh.full[i], S::packed ? BRINGERS / 32 : BRINGERS + 1);
+            qc_mbarrier_init(&sh.full[i], BRINGERS + 1);
             qc_mbarrier_init(&sh.empty[i], S::warps);
         }
         qc_mbarrier_ready();
@@ -344,10 +319,7 @@ static __global__ void __launch_bounds__(shape<m_tile, what, order>::threads, 1)
     __syncthreads();
     if (warp >= S::warps) {
         qc_registers_fewer<S::bring_registers>();
-        if constexpr (S::packed)
-            bring_packed<S>(a, sh, thread - S::warps * 32);
-        else
-            bring<S>(a, sh, thread - S::warps * 32);
+        bring<S>(a, sh, thread - S::warps * 32);
     } else {
         qc_registers_more<S::registers>();
         multiply_tiles<S>(a, sh, warp, lane);
@@ -383,13 +355,10 @@ args args_of(const qc_matmul_call *c, uint32_t count)
     return a;
 }
 
-template <int m_tile, kind what, layout order>
+template <int m_tile, kind what>
 qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    static_assert(shape<m_tile, what, order>::shared_bytes ==
-                      shape<m_tile, what, FILE_ORDER>::shared_bytes,
-                  "as the plan has it");
-    auto kernel = matmul_wgmma<m_tile, what, order>;
+    auto kernel = matmul_wgmma<m_tile, what>;
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_wgmma", err));
     args a = args_of(c, count);
@@ -398,41 +367,29 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
                                       "matmul_wgmma", err, a);
 }
 
-template <kind what, layout order>
-qc_status launch_order(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
-{
-    switch (c->plan.m_tile) {
-    case 16:
-        return launch<16, what, order>(c, count, s, err);
-    case 32:
-        return launch<32, what, order>(c, count, s, err);
-    case 64:
-        return launch<64, what, order>(c, count, s, err);
-    case 128:
-        return launch<128, what, order>(c, count, s, err);
-    default:
-        return launch<256, what, order>(c, count, s, err);
-    }
-}
-
 /* The weights of a launch are alike: qc_matmul_run_group. */
 template <kind what>
 qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    const qc_matmul_weights *w = &c->weights;
-    if (!w->packed)
-        return launch_order<what, FILE_ORDER>(c, count, s, err);
-    if constexpr (what != INT8_ROWS)
-        if (qc_packed_has_scales(&w->w))
-            return launch_order<what, PACKED_SCALES>(c, count, s, err);
-    return launch_order<what, PACKED>(c, count, s, err);
+    switch (c->plan.m_tile) {
+    case 16:
+        return launch<16, what>(c, count, s, err);
+    case 32:
+        return launch<32, what>(c, count, s, err);
+    case 64:
+        return launch<64, what>(c, count, s, err);
+    case 128:
+        return launch<128, what>(c, count, s, err);
+    default:
+        return launch<256, what>(c, count, s, err);
+    }
 }
 
 template <int m_tile> uint32_t shared_bytes_of(kind what)
 {
-    return what == NF4         ? shape<m_tile, NF4, FILE_ORDER>::shared_bytes
-           : what == INT8_ROWS ? shape<m_tile, INT8_ROWS, FILE_ORDER>::shared_bytes
-                               : shape<m_tile, INT8_BLOCKS, FILE_ORDER>::shared_bytes;
+    return what == NF4         ? shape<m_tile, NF4>::shared_bytes
+           : what == INT8_ROWS ? shape<m_tile, INT8_ROWS>::shared_bytes
+                               : shape<m_tile, INT8_BLOCKS>::shared_bytes;
 }
 
 } // namespace

@@ -27,37 +27,6 @@ QC_DEVICE uint4 qc_ld_stream_16(const void *p)
     return v;
 }
 
-/* The same, but the 128 bytes around it are asked for from memory to L2 (sm_80); for loads of a
- * stretch of a row whose other stretches are loaded soon. */
-QC_DEVICE uint4 qc_ld_stream_16_ahead(const void *p)
-{
-#if QC_ARCH >= 80
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-#else
-    return qc_ld_stream_16(p);
-#endif
-}
-
-/* The same for 8 bytes. p: 8-byte aligned. */
-QC_DEVICE uint2 qc_ld_stream_8(const void *p)
-{
-    uint2 v;
-#if QC_ARCH >= 80
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(p));
-#else
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(p));
-#endif
-    return v;
-}
-
 /* Shared memory by its address within the block: 32 bits, which arithmetic on bytes can make. */
 QC_DEVICE uint32_t qc_shared_address(const void *p)
 {
@@ -93,6 +62,19 @@ QC_DEVICE void qc_cp_async_stream_16(void *shared, const void *global, unsigned 
     unsigned s = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(s), "l"(global),
                  "r"(bytes)
+                 : "memory");
+#else
+    (void)shared, (void)global, (void)bytes;
+    __trap();
+#endif
+}
+
+/* The same for 4 bytes, 0 or all of which are read. */
+QC_DEVICE void qc_cp_async_4(void *shared, const void *global, unsigned bytes)
+{
+#if QC_ARCH >= 80
+    unsigned s = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s), "l"(global), "r"(bytes)
                  : "memory");
 #else
     (void)shared, (void)global, (void)bytes;
@@ -166,33 +148,35 @@ QC_DEVICE void qc_grid_release(void)
 #endif
 }
 
-/* ---- between blocks of threads
- * ---------------------------------------------------------------- */
+/* ---- between warps, by words of shared memory ------------------------------------------------ */
 
-/* Adds v to *p, in memory of the device, and returns what was there. To other threads of the device
- * the addition is a release and an acquire: a thread that sees its result by another such addition
- * sees everything that happened before this one. That includes what other threads of the block did
- * before a barrier that this thread has passed. */
-QC_DEVICE uint32_t qc_add_acq_rel(uint32_t *p, uint32_t v)
+/* Adds v to *p and returns what was there: a release and an acquire within the block. */
+QC_DEVICE uint32_t qc_shared_add(uint32_t *p, uint32_t v)
 {
     uint32_t before;
-    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
+    asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;"
                  : "=r"(before)
-                 : "l"(p), "r"(v)
+                 : "r"(qc_shared_address(p)), "r"(v)
                  : "memory");
     return before;
 }
 
-/* Stores v where the host sees it: *p is pinned memory. */
-QC_DEVICE void qc_st_system(uint32_t *p, uint32_t v)
+/* Returns once another warp has set *p to v, and sees what that warp wrote before. */
+QC_DEVICE void qc_shared_wait(const uint32_t *p, uint32_t v)
 {
-    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    uint32_t now;
+    do
+        asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                     : "=r"(now)
+                     : "r"(qc_shared_address(p))
+                     : "memory");
+    while (now != v);
 }
 
-/* Asks for the 128 bytes around p from memory to L2; nothing waits for them. */
-QC_DEVICE void qc_prefetch_l2(const void *p)
+QC_DEVICE void qc_shared_set(uint32_t *p, uint32_t v)
 {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(qc_shared_address(p)), "r"(v)
+                 : "memory");
 }
 
 /* ---- bits ------------------------------------------------------------------------------------ */

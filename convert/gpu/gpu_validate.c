@@ -262,8 +262,7 @@ static qc_status make_workspace(comparison *w, qc_error *err)
                                                    QC_MATMUL_AUTO, w->workspace_limit);
     if (w->workspace_bytes == UINT64_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
-    QC_TRY(take_buffer(w, &w->workspace, w->workspace_bytes, err));
-    return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->c->gpu.stream, err);
+    return take_buffer(w, &w->workspace, w->workspace_bytes, err);
 }
 
 /* ---- the two contenders --------------------------------------------------------------------- */

@@ -8,20 +8,18 @@ from typing import NamedTuple, Optional
 
 from . import _library, errors
 
-HEADER_BYTES = 4096  # QC_MATMUL_HEADER_BYTES
-PREPARED_BYTES = 256  # qc_matmul_prepared_bytes of codes that begin on a 16-byte address and have whole groups of 32
 COMPLETE = 1  # QC_MATMUL_WEIGHTS_COMPLETE
 
 
 class MatmulWeights(c.Structure):
     _fields_ = [("w", _library.Weights), ("exponent", c.c_void_p), ("row_bytes", c.c_uint64),
-                ("part", _library.WeightsPart), ("complete", c.c_int), ("packed", c.c_int)]
+                ("part", _library.WeightsPart), ("complete", c.c_int)]
 
 
 class MatmulIo(c.Structure):
     _fields_ = [("m", c.c_uint64), ("x", c.c_void_p), ("x_dtype", c.c_int), ("ldx", c.c_uint64), ("y", c.c_void_p),
                 ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p), ("act", c.c_int), ("gate", c.c_void_p),
-                ("ldg", c.c_uint64), ("residual", c.c_void_p), ("ldr", c.c_uint64), ("header", c.c_void_p)]
+                ("ldg", c.c_uint64), ("residual", c.c_void_p), ("ldr", c.c_uint64)]
 
 
 class MatmulExperts(c.Structure):
@@ -51,10 +49,6 @@ _FUNCTIONS = {
     "qc_matmul_check": (c.c_int, [_AT, _AT]),
     "qc_matmul_prepared_bytes": (_SIZE, [_AT]),
     "qc_matmul_prepare": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
-    "qc_matmul_packed_bytes": (_SIZE, [_AT, _AT]),
-    "qc_matmul_pack": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
-    "qc_matmul_unpack": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
-    "qc_matmul_workspace_init": (c.c_int, [_AT, _SIZE, _AT, _AT]),
     "qc_matmul_plan_product": (c.c_int, [_AT, _AT, _AT, c.c_uint, c.c_int, _SIZE, _AT, _AT]),
     "qc_matmul_planned_path": (c.c_int, [_AT, c.c_uint]),
     "qc_matmul_planned_workspace": (_SIZE, [_AT]),

@@ -7,18 +7,14 @@ Each device has a handle, made with the first product. What lives how long:
   is used again is another weight. (Tensors made under torch.inference_mode count no writes.) That memory is not
   torch's, so no pool of a captured graph ever holds it. It is freed when the next weight is made ready.
 - A workspace is torch's memory and belongs to one product: torch orders its use by streams, and within a capture it
-  comes from the graph's pool. Only its header of 4 KB has to stay: each stream has one, and so has each stream of each
-  capture, because graphs may run at the same time. A captured graph makes its header ready itself, whenever it runs.
+  comes from the graph's pool.
 - A weight that is first multiplied within a capture is made ready within the graph, each time that it runs, and is not
   kept. So multiply once before you capture, as torch's documentation says as well.
 - Plans depend on shapes only and are kept.
-- A packed weight is a tensor of torch's that holds all that its products need: packed codes, perhaps the packed codes
-  of its scales, and what making it ready found. So nothing of it is kept here.
 
 Once a weight is ready, nothing here waits for the device.
 """
 import ctypes as c
-import itertools
 import threading
 import warnings
 import weakref
@@ -27,13 +23,8 @@ import torch
 
 from . import _cuda, _library, errors
 
-SPARES = 1024  # headers that are allocated at once, 4 MB
-LOW = 256  # captures that there is always room for
 PLANS = 1024  # of one shape
 WORKSPACE = 256 << 20  # bytes that a product may take to restore a part of its weight in
-PACKED = "-packed"  # ends the form of a packed weight
-# Rows of x for which a packed weight has to have a kernel: between those where another one is chosen.
-PACKED_ROWS = 1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024, 4096
 
 
 class Runtime:
@@ -123,7 +114,6 @@ class Gpu:
         self.no_gemm = said.decode() if said else None  # why there is no cuBLAS
         self.weights, self.plans = {}, {}
         self.retired = []  # memory of weights that are gone
-        self.headers, self.captured, self.spares = {}, {}, []
 
     # ---- memory that stays -------------------------------------------------------------------
 
@@ -134,39 +124,6 @@ class Gpu:
             _check(self.library.qc_cuda_malloc(c.addressof(at), count, _call.error_at))
         return at.value
 
-    def spare(self):
-        """Sees to it that there are headers for captures, in which nothing can be allocated."""
-        with self.lock:
-            if len(self.spares) < LOW:
-                slab = self.allocate(SPARES * _cuda.HEADER_BYTES)
-                self.spares += [slab + i * _cuda.HEADER_BYTES for i in range(SPARES)]
-
-    def header(self, stream, capture):
-        """The header for products on a stream, or 0 where the workspace has to have it."""
-        if capture:
-            known, at = self.captured.get(stream, (0, 0))
-            if known == capture:
-                return at
-        else:
-            if len(self.spares) < LOW:
-                self.spare()
-            at = self.headers.get(stream)
-            if at:
-                return at
-        try:
-            at = self.spares.pop()
-        except IndexError:
-            return 0
-        self.init(at, _cuda.HEADER_BYTES, stream)
-        if capture:
-            self.captured[stream] = capture, at
-        else:
-            at = self.headers.setdefault(stream, at)
-        return at
-
-    def init(self, at, count, stream):
-        _check(self.library.qc_matmul_workspace_init(at, count, stream, _call.error_at))
-
     # ---- weights ------------------------------------------------------------------------------
 
     def ready(self, tensors, numbers, described, stream, capture, device):
@@ -175,8 +132,7 @@ class Gpu:
         if known is not None and known.versions == versions:
             return known
         w = described(*tensors, *numbers)
-        make = (self.made_experts if isinstance(w, c.Array) else
-                self.made_packed if isinstance(w, _cuda.MatmulWeights) else self.made)
+        make = self.made_experts if isinstance(w, c.Array) else self.made
         if capture:
             return make(w, numbers, stream, device)
         with self.lock:
@@ -210,14 +166,6 @@ class Gpu:
         made.plans = self.plans.setdefault((form, rows, cols, block, made.ready.row_bytes), {})
         return made
 
-    def made_packed(self, w, numbers, stream, device=None):
-        made = Ready(w)
-        if device is None:
-            _check(self.library.qc_cuda_stream_synchronize(stream, _call.error_at))
-            w.complete = _cuda.COMPLETE
-        made.plans = self.plans.setdefault((*numbers[:4], 0), {})
-        return made
-
     def made_experts(self, w, numbers, stream, device=None):
         library, at, made = self.library, c.addressof(w), Ready(_cuda.MatmulExperts())
         self.prepared(made, library.qc_matmul_experts_bytes(at, len(w)), library.qc_matmul_experts_prepare, (at, len(w)),
@@ -237,62 +185,6 @@ class Gpu:
         except errors.Error:
             self.retired += [made.memory] if made.memory else []
             raise
-
-    # ---- packed weights -----------------------------------------------------------------------
-
-    def pack(self, tensors, numbers, described, described_packed):
-        """(a tensor that holds the packed weight, whether the codes of its scales are in it), for described_packed. Waits
-        for the stream. Raises where the weight cannot be packed, or no kernel of this device reads it."""
-        if runtime.device() != self.index:
-            with runtime.on(self.index):
-                return self.pack(tensors, numbers, described, described_packed)
-        codes, library, stream = tensors[0], self.library, runtime.stream(self.index)
-        self.use(_call)
-        if codes.data_ptr() % 16:
-            codes = codes.clone()
-        w, packed = described(codes, *tensors[1:], *numbers), _cuda.MatmulWeights()
-        prepared = _cuda.MatmulWeights(w=w, part=_library.WeightsPart(0, w.rows, 0, w.form.cols))
-        at, prepared_at, packed_at = map(c.addressof, (w, prepared, packed))
-        count, behind = library.qc_matmul_packed_bytes(self.handle, at), library.qc_matmul_prepared_bytes(at)
-        if not count:  # it says why, and nothing was launched
-            _check(library.qc_matmul_pack(self.handle, prepared_at, None, packed_at, stream, _call.error_at))
-        held, memory = runtime.memory(count + behind, codes.device)
-        _check(library.qc_matmul_prepare(self.handle, at, memory + count, prepared_at, stream, _call.error_at))
-        _check(library.qc_matmul_pack(self.handle, prepared_at, memory, packed_at, stream, _call.error_at))
-        _check(library.qc_cuda_stream_synchronize(stream, _call.error_at))
-        begin = memory - held.data_ptr()
-        scales_too = packed.w.absmax_codes != prepared.w.absmax_codes
-        whole = held[begin:begin + count + behind]
-        scales = whole[:0] if scales_too else tensors[1]
-        self.planned_for(described_packed(whole, scales, *tensors[2:], numbers[0] + PACKED, *numbers[1:]), numbers)
-        return whole, scales_too
-
-    def planned_for(self, w, numbers):
-        """Raises where a packed weight has no kernel for some numbers of rows. Asked once for a shape."""
-        weight, io = Ready(w), _call.io
-        weight.plans = self.plans.setdefault((numbers[0] + PACKED, *numbers[1:4], 0), {})
-        if weight.plans:
-            return
-        io.x = io.y = io.bias = io.gate = io.residual = io.header = None
-        io.act, io.ldx, io.ldy, io.ldg, io.ldr = 0, numbers[2], numbers[1], 0, 0
-        try:
-            for io.m, dtype in itertools.product(PACKED_ROWS, (torch.float16, torch.bfloat16)):
-                io.x_dtype = io.y_dtype = DTYPES[dtype]
-                self.plan(weight, (io.m, io.x_dtype, io.ldx, (2 * io.ldx) & 15, True))
-        except errors.Error:
-            weight.plans.clear()  # of the next weight of this shape it is asked again
-            raise
-
-    def unpack(self, tensors, numbers, described_packed, codes, scales):
-        """Writes the file's codes, and the codes of its scales where scales is not None."""
-        if runtime.device() != self.index:
-            with runtime.on(self.index):
-                return self.unpack(tensors, numbers, described_packed, codes, scales)
-        self.use(_call)
-        w = described_packed(*tensors, *numbers)
-        _check(self.library.qc_matmul_unpack(self.handle, c.addressof(w), codes.data_ptr(),
-                                             None if scales is None else scales.data_ptr(),
-                                             runtime.stream(self.index), _call.error_at))
 
     # ---- products -----------------------------------------------------------------------------
 
@@ -321,8 +213,7 @@ class Gpu:
         call, library, stream = _call, self.library, runtime.stream(self.index)
         self.use(call)
         _check(library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
-        capture = call.capture.value
-        weight = self.ready(tensors, numbers, described, stream, capture, x.device)
+        weight = self.ready(tensors, numbers, described, stream, call.capture.value, x.device)
         io, m, cols = call.io, x.shape[0], x.shape[1]
         io.m, io.x, io.ldx, io.y, io.ldy = m, x.data_ptr(), x.stride(0) if m > 1 else cols, y.data_ptr(), numbers[1]
         io.x_dtype = io.y_dtype = dtype = DTYPES[x.dtype]
@@ -334,9 +225,6 @@ class Gpu:
         key = m, dtype, io.ldx, ((io.x or 0) | 2 * io.ldx) & 15, plain
         _, planned, count = weight.plans.get(key) or self.plan(weight, key)
         held, at = runtime.memory(count, x.device) if count else (None, None)
-        io.header = self.header(stream, capture)
-        if count and not io.header:
-            self.init(at, count, stream)
         _check(library.qc_matmul_run_planned(self.handle, planned, weight.array_at, call.io_at, at, count, stream,
                                              call.error_at))
         del held  # until here it was this product's

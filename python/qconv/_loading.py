@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from . import _library, errors
 from ._stream_loader import judge_keys
 from ._weights import TORCH, dtype_of, groups, joined, says_how, weights_of
-from .torch import Linear, QuantizedTensor, Stack, pack
+from .torch import Linear, QuantizedTensor, Stack
 
 # Packed by other tools, and kept beside weights that qconv quantized.
 OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq"}
@@ -322,14 +321,6 @@ def swap(model, backend, dtype, said):
             new.train(module.training)
             holder._modules[child] = new
     return names
-
-
-def packed_in(model):
-    """Packs the weights of a model that can be packed. The others are warned of."""
-    if left := pack(model):
-        name, why = next(iter(left.items()))
-        more = f", and so are {len(left) - 1} more" if len(left) > 1 else ""
-        warnings.warn(f"'{name}' is not packed{more}: {why}", errors.QconvWarning, stacklevel=3)
 
 
 def no_save(*_, **__):

@@ -15,7 +15,7 @@ OLDEST = (4, 57)  # of transformers
 
 def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int, Dict[str, Any]]] = None,
          dtype: Optional[torch.dtype] = None, backend: str = "qconv", threads: int = 0, skip_digests: bool = False,
-         packed: bool = False, **kwargs: Any) -> PreTrainedModel:
+         **kwargs: Any) -> PreTrainedModel:
     """The model of an output of `qconv convert`, ready to run.
 
     Its class is the one that config.json names. libqconv reads the shards with several threads straight into the memory
@@ -30,8 +30,6 @@ def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int,
                    are Linear4bit and Linear8bitLt with the same codes, for NF4, FP4 and int8 by rows
     threads        that read; 0: one per processor
     skip_digests   trust the disk, and check only what the compressed frames themselves carry
-    packed         lay the weights that are on a GPU of sm_80 or newer out as its kernels want to read them; what cannot
-                   be packed stays as it is, and a warning says so
     kwargs         go to from_pretrained (attn_implementation, for example)
 
     Raises UsageError (arguments; torch or transformers missing or too old), InputError (no output of qconv, a class
@@ -49,10 +47,6 @@ def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int,
                                 f"{transformers.__version__} is installed: pip install -U transformers")
     if backend not in ("qconv", "bitsandbytes"):
         raise errors.UsageError(f"backend is {backend!r}; expected \"qconv\" or \"bitsandbytes\"")
-    if packed and backend != "qconv":
-        raise errors.UsageError(f"packed weights take backend=\"qconv\", not {backend!r}")
-    from ._loading import loaded, packed_in
+    from ._loading import loaded
     model: PreTrainedModel = loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs)
-    if packed:
-        packed_in(model)
     return model

@@ -9,9 +9,7 @@
 A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
 section 3): each may also come as a tensor of its bytes (uint8). scales are floats, or codes of 8 bits where there is a
 nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8"), rows, cols, block (weights
-that share a scale; 0: one scale a row), nested_block and offset. pack() makes a weight of the same numbers, whose form
-ends with "-packed", in the layout of the kernels of sm_80 and newer; all but experts take it, and unpack() gives the
-file's bytes back.
+that share a scale; 0: one scale a row), nested_block and offset.
 
 For experts, codes, scales and nested_absmax have a dimension more in front, the maps are those of all experts, and
 offset is a list. offsets [experts + 1] and x_rows are int32: row i of y is made of row x_rows[i] of x, or of row i
@@ -29,7 +27,7 @@ import threading
 
 import torch
 
-from . import _cuda, _gpu, _library, errors
+from . import _gpu, _library, errors
 from ._library import MatmulIo
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -89,7 +87,6 @@ _described = functools.lru_cache(maxsize=1 << 16)(_library.weights)
 
 
 def _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset):
-    _is_as_in_the_file(form)
     code_at, code_bytes = _address(codes)
     scale_at, scale_bytes = _address(scales)
     map_at, map_bytes = _address(code_map)
@@ -99,63 +96,6 @@ def _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, col
         raise errors.UsageError("a code map has 16 floats and that of nested scales 256")
     return _described(form, rows, cols, block, code_at, code_bytes, scale_at, scale_bytes // (1 if nested_at else 4),
                       map_at, nested_at, nested_bytes // 4, nested_map_at, nested_block, offset)
-
-
-def is_packed(form):
-    return form.endswith(_gpu.PACKED)
-
-
-def _is_as_in_the_file(form):
-    if is_packed(form):
-        raise errors.UsageError("a packed weight is multiplied by qconv's kernels, on the GPU where it was packed: unpack "
-                                "it first")
-
-
-def _file_bytes(form, rows, cols, block):
-    """(bytes of codes, scales) of a weight that can be packed."""
-    return rows * cols // (2 if form.startswith("nf4") else 1), rows * cols // block if block else rows
-
-
-def _packed_weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset):
-    """The description of what _gpu.Gpu.pack made: packed codes, the packed codes of scales unless scales has them, and
-    what qc_matmul_prepare left."""
-    at, count = _address(codes)
-    scale_at, scale_bytes = _address(scales)
-    (map_at, _), (nested_at, nested_bytes), (nested_map_at, _) = map(_address, (code_map, nested_absmax, nested_map))
-    form, (code_bytes, scale_count) = form[:-len(_gpu.PACKED)], _file_bytes(form, rows, cols, block)
-    if at % 256:
-        raise errors.UsageError("the tensor of a packed weight was copied to another place: unpack it before")
-    if not scale_bytes:
-        scale_at = at + -(-rows // 64) * 64 * cols * code_bytes // (rows * cols)
-    w = _described(form, rows, cols, block, at, code_bytes, scale_at, scale_count, map_at, nested_at,
-                   nested_bytes // 4, nested_map_at, nested_block, offset)
-    return _cuda.MatmulWeights(w=w, exponent=at + count - _cuda.PREPARED_BYTES,
-                               part=_library.WeightsPart(0, rows, 0, cols), packed=1)
-
-
-def pack(tensors, numbers):
-    """(tensors, numbers) of a weight on a GPU in the layout of kernels for sm_80 and newer (qc_matmul_pack). qconv::linear,
-    linear_then and dequantize take them. Raises, with the reason, where that cannot be."""
-    device = tensors[0].device
-    if not _gpu.runtime.reaches(device):
-        raise errors.UsageError(f"weights are packed on a GPU, and this one is on {device}")
-    gpu = _gpu.of(device)
-    if gpu is None:
-        raise errors.UsageError(f"qconv's kernels are not used on {device}")
-    codes, scales_too = gpu.pack(tensors, numbers, _weights, _packed_weights)
-    scales = torch.empty(0, dtype=torch.uint8, device=device) if scales_too else tensors[1]
-    return [codes, scales, *tensors[2:]], (numbers[0] + _gpu.PACKED, *numbers[1:])
-
-
-def unpack(tensors, numbers):
-    """The file's (tensors, numbers) of a packed weight, byte for byte."""
-    packed, scales, *others = tensors
-    form, rows, cols, block, *_ = numbers
-    code_bytes, scale_count = _file_bytes(form, rows, cols, block)
-    codes = torch.empty(code_bytes, dtype=torch.int8, device=packed.device)
-    own = None if scales.numel() else torch.empty(scale_count, dtype=torch.uint8, device=packed.device)
-    _gpu.of(packed.device).unpack(tensors, numbers, _packed_weights, codes, own)
-    return [codes, scales if own is None else own, *others], (form[:-len(_gpu.PACKED)], *numbers[1:])
 
 
 def _same_device(x, *tensors):
@@ -279,7 +219,6 @@ def _floats(tensor):
 def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
                      dtype):
     """The same numbers as libqconv's, to the bit, on the device of codes."""
-    _is_as_in_the_file(form)
     if nested_absmax is None:
         scales = _floats(scales).view(-1)
     else:
@@ -323,14 +262,6 @@ def linear_torch(x, codes, scales, code_map, nested_absmax, nested_map, bias, fo
 _INTEGERS = ("w4a16", "w8a16", "w8a8")  # only cuBLAS multiplies them
 
 
-def _multiply(gpu, x, tensors, numbers, *more):
-    """gpu.linear with the rows of x. Packed weights want these on 16-byte addresses."""
-    packed = is_packed(numbers[0])
-    if packed and (x.data_ptr() | (2 * x.stride(0) if len(x) > 1 else 0)) % 16:
-        x = x.clone(memory_format=torch.contiguous_format)
-    gpu.linear(x, tensors, numbers, _packed_weights if packed else _weights, *more)
-
-
 def linear_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
                 offset):
     tensors = codes, scales, code_map, nested_absmax, nested_map
@@ -344,7 +275,7 @@ def linear_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, for
         return torch.nn.functional.linear(x, dequantize_cuda(*tensors, *numbers, x.dtype), added)
     y = x.new_empty((*x.shape[:-1], rows))
     if y.numel():
-        _multiply(gpu, flat, tensors, numbers, added, y)
+        gpu.linear(flat, tensors, numbers, _weights, added, y)
     return y
 
 
@@ -363,7 +294,7 @@ def linear_then_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias
     gate, residual = (None if t is None else t.contiguous() for t in (gate, residual))
     y = x.new_empty((*x.shape[:-1], rows))
     if y.numel():
-        _multiply(gpu, flat, tensors, numbers, added, y, gate, _ACTS.index(act), residual)
+        gpu.linear(flat, tensors, numbers, _weights, added, y, gate, _ACTS.index(act), residual)
     return y
 
 
@@ -376,8 +307,6 @@ def dequantize_cuda(codes, scales, code_map, nested_absmax, nested_map, form, ro
         return dequantize_torch(*tensors, *numbers, dtype)
     _restores_to(dtype)
     _same_device(*tensors)
-    if is_packed(form):
-        tensors, numbers = unpack(tensors, numbers)
     codes = tensors[0]
     w, out = _weights(*tensors, *numbers), codes.new_empty((rows, cols), dtype=dtype)
     if out.numel():

@@ -1,11 +1,10 @@
 """Modules of torch whose weights are qconv's codes."""
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import torch
 from torch import nn
 
 from . import errors, ops
-from ._gpu import PACKED
 from ._weights import ROLES, QuantizedWeight, Stored, as_role, joined, rows_of, to_stored
 
 _VALUES = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "grad")}
@@ -117,61 +116,12 @@ def _linear(x, weight, bias=None):
     return y if bias is None else y + bias
 
 
-class Packing:
-    """Of a module with `numbers` and a parameter for each role: its weight can lie packed on a GPU (ops.pack). The
-    parameters `codes` and `scales` then are other bytes than the file's, which are in memory no more."""
-
-    @property
-    def packed(self) -> bool:
-        return ops.is_packed(self.numbers[0])
-
-    def pack(self):
-        """Packs the weight where it lies. An exception says why it cannot be packed."""
-        if not self.packed:
-            self._hold(*ops.pack([getattr(self, role) for role in ROLES], self.numbers))
-
-    def unpack(self):
-        """Lays the weight out as in the file again."""
-        self._hold(*self._of_the_file())
-
-    def _of_the_file(self):
-        """(tensors, numbers) with the file's bytes, which are made for it where the weight is packed."""
-        tensors = [getattr(self, role) for role in ROLES]
-        return ops.unpack(tensors, self.numbers) if self.packed else (tensors, self.numbers)
-
-    def _hold(self, tensors, numbers):
-        for role, tensor in zip(ROLES, tensors):
-            if tensor is not getattr(self, role):
-                setattr(self, role, nn.Parameter(tensor, requires_grad=False))
-        self.numbers = numbers
-
-
-def pack(model: nn.Module) -> Dict[str, str]:
-    """Packs the quantized linear layers of a model that can be packed. Returns for each other one, by its name in the
-    model, why it stays as it is."""
-    left, inside = {}, set()
-    for name, module in model.named_modules():
-        if isinstance(module, Stack):
-            left[name] = "the kernels for experts do not read packed weights"
-            inside |= {id(part) for part in module.modules()}
-        elif isinstance(module, Linear) and id(module) not in inside:
-            try:
-                module.pack()
-            except errors.Error as e:
-                left[name] = str(e)
-    return left
-
-
-class Linear(Packing, nn.Linear):
+class Linear(nn.Linear):
     """y = x W^T + bias with W in qconv's codes, multiplied by qconv::linear (ops.py).
 
     Its parameters are the file's tensors as bytes, which neither .half() nor .to(dtype) changes. `weight` stands for
     the whole: it has the shape, dtype and device of the weight that it was. state_dict() has the file's names, so
-    save_pretrained writes what qconv convert --compress none does. Gradients flow to x and bias, not to the codes.
-
-    pack() lays the weight on a GPU in the order in which kernels of sm_80 and newer read it. state_dict(), dequantize(),
-    gradients and copies then unpack it for as long as they take, and a layer that is moved to another device is unpacked
-    there."""
+    save_pretrained writes what qconv convert --compress none does. Gradients flow to x and bias, not to the codes."""
 
     def __init__(self, weight: QuantizedWeight, bias: Optional[torch.Tensor] = None, dtype=torch.bfloat16):
         nn.Module.__init__(self)  # nn.Linear's own makes a weight of floats
@@ -187,26 +137,21 @@ class Linear(Packing, nn.Linear):
 
     @property
     def form(self):
-        return self.numbers[0].replace(PACKED, "")
+        return self.numbers[0]
 
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight with the file's bytes."""
-        return self._described(*self._of_the_file())
-
-    def _described(self, tensors, numbers):
-        return QuantizedWeight(*numbers, self.compute_dtype, *tensors, stored=self.stored, name=self.name)
-
-    def _held(self):
-        return self._described([getattr(self, role) for role in ROLES], self.numbers)
+        return QuantizedWeight(*self.numbers, self.compute_dtype, *(getattr(self, role) for role in ROLES),
+                               stored=self.stored, name=self.name)
 
     @property
     def weight(self) -> QuantizedTensor:
-        return QuantizedTensor([[self._held()]], self.compute_dtype)
+        return QuantizedTensor([[self.quantized]], self.compute_dtype)
 
     def dequantize(self, dtype=None) -> torch.Tensor:
         """W as a tensor of floats."""
-        return self._held().dequantize(dtype or self.compute_dtype)
+        return self.quantized.dequantize(dtype or self.compute_dtype)
 
     def forward(self, x):
         return ops.linear(x, self.codes, self.scales, self.code_map, self.nested_absmax, self.nested_map, self.bias,
@@ -214,28 +159,15 @@ class Linear(Packing, nn.Linear):
 
     def extra_repr(self):
         _, rows, cols, block, *_ = self.numbers
-        return (f"{cols}, {rows}, bias={self.bias is not None}, {self.form}" + (f", block={block}" if block else "") +
-                (", packed" if self.packed else ""))
+        return (f"{cols}, {rows}, bias={self.bias is not None}, {self.form}" + (f", block={block}" if block else ""))
 
     def _apply(self, fn, *args, **kwargs):
-        packed_on = self.codes.device if self.packed else None
-        self.unpack()
         super()._apply(fn, *args, **kwargs)
         self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype)).dtype
-        if packed_on == self.codes.device:
-            self.pack()
         return self
 
-    def __getstate__(self):
-        """Copies have the file's bytes."""
-        if not self.packed:
-            return self.__dict__
-        tensors, numbers = self._of_the_file()
-        held = {role: None if t is None else nn.Parameter(t, requires_grad=False) for role, t in zip(ROLES, tensors)}
-        return {**self.__dict__, "numbers": numbers, "_parameters": {**self._parameters, **held}}
-
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        tensors = dict(zip(ROLES, self._of_the_file()[0]))
+        tensors = {role: getattr(self, role) for role in ROLES}
         for ending, tensor in to_stored(self.stored, tensors).items():
             destination[prefix + ending] = tensor
         if self.bias is not None:
@@ -243,8 +175,6 @@ class Linear(Packing, nn.Linear):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
                               error_msgs):
-        packed = self.packed
-        self.unpack()
         for ending, role, dtype, shape in self.stored:
             tensor = state_dict.get(prefix + ending)
             if tensor is None:
@@ -267,8 +197,6 @@ class Linear(Packing, nn.Linear):
         if strict:
             known = {prefix + s.ending for s in self.stored} | {prefix + "bias"}
             unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in known]
-        if packed:
-            self.pack()
 
 
 class Stack(nn.Module):

@@ -126,8 +126,8 @@ class Shim(QconvCase):
         for sm, args, shapes, m, code, want in (
                 ("sm_80", "", "128+64+64x256,256x256", "12", 0,
                  [(n, s, "mma-16816") for n in (256, 256) for s in ("nf4", "int8")]),
-                # On tiles of 64 rows parts of 40 go another way; the second begins within scales of scales.
-                ("sm_80", "--scheme nf4", "40+64x256", "2", 0, [(104, "nf4", "gemv")]),
+                # The second part begins within scales of scales.
+                ("sm_80", "--scheme nf4", "40+64x256", "2", 0, [(104, "nf4", "mma-16816")]),
                 ("sm_80", "--bf16 --path gemv --scheme nf4,nf4-plain,int8,int8-blocks", TINY, "3", 0,
                  [(64, s, "gemv") for s in ("nf4", "nf4-plain", "int8", "int8-blocks")]),
                 ("sm_80", "--scheme nf4 --path auto,gemv,mma-884,wgmma", TINY, "16", 4,
@@ -156,27 +156,6 @@ class Shim(QconvCase):
             self.assertIsNone(row["dense_us"])
             self.assertIsNone(row["dense_rotation"])
             self.check_row(row, r, 1)
-
-    def test_packed(self):
-        """Both layouts in the same rounds, weights that share x among them; points that cannot be packed say why."""
-        self.device = "sm_80:1:2MiB"
-        _, r = self.bench("--packed", shapes="64x256,64+64x256,33x65", m="8", rounds="2", code=4)
-        good = [(layer, s) for layer in ("64x256", "64+64x256") for s in ("nf4", "int8")]
-        self.assertEqual([(row["layer"], row["scheme"]) for row in r["rows"]],
-                         good + [("33x65", "nf4"), ("33x65", "int8")])
-        for row in r["rows"][:4]:
-            packed = row["packed"]
-            self.assertEqual((packed["path"], packed["us"]["samples"], packed["ratio"]["samples"]), ("mma-16816", 4, 2))
-            self.assertTrue(0 < packed["error"] <= 1e-3, packed)
-        self.assertEqual([(x["layer"], x["scheme"], x["file_bytes"], x["packed_bytes"]) for x in r["packing"]],
-                         [(layer, s, b * n, b * n) for n, layer in ((64, "64x256"), (128, "64+64x256"))
-                          for s, b in (("nf4", 128 + 4), ("int8", 256))])
-        self.assertEqual([row["packed"] for row in r["rows"][4:]], [None, None])
-        for f, scheme in zip(r["failed"], ("nf4", "int8")):
-            self.assertEqual((f["layer"], f["scheme"]), ("33x65", scheme))
-            self.assertRegex(f["what"], "a weight of 33 x 65 in %s, blocks of .*, cannot be packed; expected NF4 or int8 "
-                             "with columns that 64 divides" % scheme)
-        self.documented(r)
 
     def test_devices_and_words(self):
         self.device = "none"

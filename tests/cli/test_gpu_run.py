@@ -229,7 +229,7 @@ class GpuRun(Case):
                           (s["passed"], s["failed"], s["left_out"]), said)
             self.assertLessEqual(set(os.listdir(results)), set(gpu_steps.FILES[word]))
         self.assertEqual(ended, {
-            "first": {"machine": 0, "build": 77, "hardware": 0, "smoke": 1, "bench": 4, "packed": 4, "tests": 3,
+            "first": {"machine": 0, "build": 77, "hardware": 0, "smoke": 1, "bench": 4, "tests": 3,
                       "ceilings": 0, "sanitizers": 3, "profiles": 0},
             "second": {"machine": 0, "build": 77, "hardware": 0, "model": 0, "convert": 4, "load": 0,
                        "validate": 0, "plan": 0, "groups": 4,
@@ -615,7 +615,7 @@ class OnTheShim(Case):
                "QCONV_LIBCUBLAS": os.environ["FAKE_CUBLAS"],
                "QCONV_LIBCUSOLVER": os.environ["FAKE_CUSOLVER"], "QC_SHIM_DEVICES": "sm_90:2:256MiB"}
         steps = {} if whole else {
-            "first": "machine,build,hardware,smoke,bench,packed,tests,ceilings", "second": "model,convert,load"}
+            "first": "machine,build,hardware,smoke,bench,tests,ceilings", "second": "model,convert,load"}
         for word in WORDS:
             self.results = self.path(word)
             code, said = self.gpu_run(word, self.results, QC_RUN_STEPS=steps.get(word, ""), **env)
@@ -633,7 +633,6 @@ class OnTheShim(Case):
                 self.assertEqual(rc.pop("smoke"), 0, "gpu_graph was not built, or a kernel is wrong")
                 self.assertEqual(rc.pop("build"), 77)
                 self.assertTrue(self.result("bench.json")["rows"])
-                self.assertTrue(self.result("packed.json")["rows"][0]["packed"])
                 self.assertTrue(self.result("ceilings.json")["bulk"])
             self.assertEqual(set(rc.values()), {0}, said)
 

@@ -303,7 +303,6 @@ class TestKernels(Case):
         cu.call("qc_matmul_plan_product", handle, pointers, byref(io), 1, path, c_uint64(0), planned)
         size = cu.get("qc_matmul_planned_workspace", c_uint64, planned)
         workspace = self.on_gpu(cu, bytes(size), stream) if size else None
-        cu.call("qc_matmul_workspace_init", workspace, c_uint64(size), stream)
         cu.call("qc_matmul_run_planned", handle, planned, pointers, byref(io), workspace, c_uint64(size),
                 stream)
         return cu.get("qc_matmul_path_name", c_char_p, cu.get("qc_matmul_planned_path", c_int, planned, 0))

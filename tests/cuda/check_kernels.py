@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the compilers make of the kernels: no warning, no spill, no stack, and the instructions that
-are meant. Standard library only; needs no GPU.
+"""What the compilers make of the kernels: no warning, no spill, no stack, the instructions that are
+meant, and loads that overlap products (waits.py). Standard library only; needs no GPU.
 
   check_kernels.py                      all toolkits found, kernels/*.cu and bench/ceilings_*.cu
   check_kernels.py --toolkit NVCC ...   these
@@ -24,6 +24,8 @@ import sys
 import tempfile
 import time
 import unittest
+
+import waits
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # As cmake/qconv_cuda.cmake has them: from this version of CUDA on, these.
@@ -88,20 +90,29 @@ EXPECTED = [
      ["HMMA.884", "LDG.128"]),
     ("matmul_mma884.cu", r"matmul_mma884<shape<64, \(codes\)0>", 70, 74, ["HMMA.884", "LDG.128"]),
     ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999, ["HMMA.16816", "LDG.128", "LDGSTS"]),
+    ("matmul_ring.cu", r"matmul_ring\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
     ("matmul_gemv.cu", r"matmul_gemv_experts<\w+, true,", 70, 999, ["LDG.128"]),
     ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 75, ["HMMA.884", "LDG.128"]),
-    # Kind 0 is NF4 in the file's layout. Codes of int8 and all packed ones are loaded by 16 bytes.
-    ("matmul_stream.cu", r"matmul_stream<\(kind\)0,", 80, 999, ["HMMA.16816", "LDG.NA.64"]),
-    ("matmul_stream.cu", r"matmul_stream<\(kind\)[^0]", 80, 999, ["HMMA.16816", "LDG.NA.128"]),
     ("matmul_tiles.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
-    ("matmul_tiles_packed.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
-    # By the numbers of a layout: x comes by bulk copies, and where weights are packed all does.
-    ("matmul_wgmma.cu", r"matmul_wgmma<.*0>$", 90, 90, ["HGMMA", "LDGSTS", "UBLKCP"]),
-    ("matmul_wgmma.cu", r"matmul_wgmma<.*[12]>$", 90, 90, ["HGMMA", "UBLKCP"]),
+    ("matmul_wgmma.cu", r"matmul_wgmma\b", 90, 90, ["HGMMA", "LDGSTS", "UBLKCP"]),
 ]
 # (file, pattern, least and largest architecture): may have a stack and use it.
 # m8n8k4 is emulated by a subroutine above sm_75; that is for testing there, not for use.
 EMULATED = [("matmul_mma884.cu", "", 80, 999), ("matmul_experts.cu", "matmul_mma884_any", 80, 999)]
+# (file, pattern, least and largest architecture, why): kernels of matrix products whose main loop may wait for loads
+# before half of the products behind these are done.
+WAITS = [
+    ("matmul_tiles.cu", r"matmul_tiles<\d+, \(kind\)[01],", 80, 999,
+     "scales come into registers a few steps ahead, codes and x by cp.async; they are to come with the codes"),
+    ("matmul_wgmma.cu", r"matmul_wgmma<\d+, \(kind\)[01]>", 90, 90,
+     "as in matmul_tiles.cu; codes and x come by cp.async and bulk copies"),
+    ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999,
+     "codes in registers, for shapes that few weights have and for experts"),
+    ("matmul_mma884.cu", r"matmul_mma884(_any)?\b", 70, 999, "sm_70 and sm_75 have no cp.async"),
+    ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 999, "the same"),
+    ("matmul_gemv.cu", r"matmul_gemv(_experts)?\b", 70, 999,
+     "codes in registers, for devices and shapes that matmul_ring.cu does not take"),
+]
 
 
 class Problem(Exception):
@@ -283,7 +294,7 @@ def applies(row, name, kernel, architecture):
             and row[2] <= architecture <= row[3])
 
 
-def judge(name, rows, expected, emulated):
+def judge(name, rows, expected, emulated, may_wait=()):
     """What is wrong with the kernels of one file and toolkit, as sentences."""
     for r in rows:
         where = "%s: %s for sm_%d" % (name, r["kernel"], r["architecture"])
@@ -295,13 +306,15 @@ def judge(name, rows, expected, emulated):
             yield "%s has a stack of %d bytes" % (where, r["stack"])
         if r.get("LDL", 0) + r.get("STL", 0) > 0:
             yield "%s uses local memory" % where
+        if r.get("waits") and not any(applies(w, name, r["kernel"], r["architecture"]) for w in may_wait):
+            yield "%s %s" % (where, r["waits"])
         for e in expected:
             if "instructions" not in r or not applies(e, name, r["kernel"], r["architecture"]):
                 continue
             for wanted in e[4]:
                 if not any(r[w] for w in wanted.split("|")):
                     yield "%s has no %s" % (where, wanted)
-    for e in expected:
+    for e in list(expected) + list(may_wait):
         if e[0] == name and not any(re.search(e[1], r["kernel"]) for r in rows):
             yield "%s: no kernel is called %s" % (name, e[1])
 
@@ -314,7 +327,10 @@ def check_file(toolkit, source, folder, architectures, expected=None, emulated=N
     try:
         text = toolkit.compile(source, out, architectures)
         said = read_ptxas(text)
-        code = read_sass(toolkit.disassemble(out)) if toolkit.cuobjdump else {}
+        sass = toolkit.disassemble(out) if toolkit.cuobjdump else ""
+        code = read_sass(sass)
+        waiting = {key: waits.early_waits(c) for key, c in waits.functions(sass).items()} if (
+            name.startswith(("matmul_", "planted"))) else {}
     except Problem as e:
         return [], ["%s %s" % (name, e)], time.monotonic() - begin
     names = demangle(sorted({k[0] for k in said}))
@@ -325,6 +341,8 @@ def check_file(toolkit, source, folder, architectures, expected=None, emulated=N
                "architecture": architecture}
         row.update(facts)
         row.update(code.get((mangled, architecture), {}))
+        if waiting.get((mangled, architecture)):
+            row["waits"] = waits.sentence(waiting[mangled, architecture])
         if toolkit.cuobjdump and "instructions" not in row:
             complaints.append("%s: no machine code of %s for sm_%d" % (name, row["kernel"],
                                                                       architecture))
@@ -332,7 +350,7 @@ def check_file(toolkit, source, folder, architectures, expected=None, emulated=N
     complaints += ["%s: %s" % (name, line.strip()) for line in text.splitlines()
                    if "Potential Performance Loss" in line]
     complaints += judge(name, rows, EXPECTED if expected is None else expected,
-                        EMULATED if emulated is None else emulated)
+                        EMULATED if emulated is None else emulated, WAITS if expected is None else ())
     return rows, complaints, time.monotonic() - begin
 
 
@@ -447,6 +465,21 @@ MMA884 = KERNEL % ("    float r[8] = {};\n    const uint32_t *a = (const uint32_
                    "    qc_mma_m8n8k4(r, x, y);\n"
                    "    for (int j = 0; j < 8; j++)\n        d[j * 32 + i] = r[j];")
 
+# Two buffers in registers, loaded a turn ahead of the products; and the same through shared memory by cp.async.
+AHEAD = KERNEL % ("    const uint4 *from = (const uint4 *)p + threadIdx.x;\n    float r[4] = {};\n"
+                  "    uint4 now = qc_ld_stream_16(from), next = qc_ld_stream_16(from + 32);\n"
+                  "    for (int j = 2; j < i; j += 2) {\n        uint32_t b[2] = {now.x, now.y}, a[4] = {now.x, now.y, now.z, now.w};\n"
+                  "        now = qc_ld_stream_16(from + j * 32);\n        qc_mma_m16n8k16(r, a, b);\n"
+                  "        uint32_t y[2] = {next.x, next.y}, x[4] = {next.x, next.y, next.z, next.w};\n"
+                  "        next = qc_ld_stream_16(from + j * 32 + 32);\n        qc_mma_m16n8k16(r, x, y);\n    }\n"
+                  "    d[threadIdx.x] = r[0] + r[1] + r[2] + r[3];")
+RING = KERNEL % ("    QC_SHARED(uint4, ring);\n    const uint4 *from = (const uint4 *)p + threadIdx.x;\n"
+                 "    uint4 *to = &ring + threadIdx.x;\n    float r[4] = {};\n    for (int j = 0; j < i; j++) {\n"
+                 "        qc_cp_async_16(to + (j + 1) % 2 * 32, from + j * 32, 16);\n        qc_cp_async_commit();\n"
+                 "        qc_cp_async_wait<1>();\n        uint4 v = to[j % 2 * 32];\n"
+                 "        uint32_t b[2] = {v.x, v.y}, a[4] = {v.x, v.y, v.z, v.w};\n        qc_mma_m16n8k16(r, a, b);\n    }\n"
+                 "    d[threadIdx.x] = r[0] + r[1] + r[2] + r[3];")
+
 
 class SelfTest(unittest.TestCase):
     toolkit = None
@@ -540,6 +573,19 @@ class SelfTest(unittest.TestCase):
         # Alone, a toolkit has all that no other architecture stands for.
         self.assertEqual(lean(new, [new]), [75, 80, 90, 100, 120])
         self.assertEqual(lean(old, [old]), [70, 80, 90])
+
+    def test_waits(self):
+        if not self.toolkit.cuobjdump:
+            self.skipTest("no cuobjdump for CUDA " + self.toolkit.name)
+        self.assertEqual(self.check(RING, (80, 90))[1], [])
+        rows, complaints = self.check(AHEAD, (80, 90))
+        self.assertEqual(len(complaints), 2)
+        for r, c in zip(rows, complaints):
+            self.assertRegex(c, r"for sm_%d waits for \d+ of the loads in its main loop before half of its \d+ products" %
+                             r["architecture"])
+            where = "a.cu", [dict(r, kernel="k")], [], []
+            self.assertEqual(len(list(judge(*where))), 1)
+            self.assertEqual(list(judge(*where, [("a.cu", "k", 80, 999, "why")])), [])
 
     def test_name_that_changed(self):
         _, complaints = self.check(WIDE, (90,), ["LDG.128"], part="other")

@@ -5,10 +5,10 @@
   cuobjdump -sass OBJECT | hot_path.py 1 --from-wait [--pattern NAME]
 
 WEIGHTS: that one lane multiplies in a turn, to divide by. --copies: turns that the loop's body
-holds, where it was written out more than once (2). A turn is followed from its first HMMA over its
-last one and its last load of weights (LDG) to the first HMMA of the next; where the way branches,
-the side with fewer instructions is taken, so what is done seldom (another tile, other scales) is
-left out. Prints per kernel the instructions, those per weight, and the mix.
+holds, where it was written out more than once. A turn is followed from its first HMMA over its
+last one and its last load or copy of weights (LDG, LDGSTS) to the first HMMA of the next; where the
+way branches, the side with fewer instructions is taken, so what is done seldom (another tile, other
+scales) is left out. Prints per kernel the instructions, those per weight, and the mix.
 
 --from-wait: instead, how many instructions stand between the grid's wait (ACQBULK) and the first
 load of weights (the first that L1 does not keep) behind it, and how many are on the shortest way.
@@ -71,11 +71,12 @@ def shortest(after, start, goal):
 def turn(code, copies):
     """Indices of the instructions of a turn, or None."""
     products = [i for i, (_, text) in enumerate(code) if "HMMA" in text]
-    if len(products) < 2 * copies or copies < 2:
+    if len(products) < 2 * copies:
         return None
     per = len(products) // copies
-    first, last, then = products[0], products[per - 1], products[per]
-    loads = [i for i in range(last, then) if re.search(r"LDG\S*\.(64|128)\b", code[i][1])]
+    first, last, then = products[0], products[per - 1], products[per] if copies > 1 else products[0]
+    span = range(last, then) if copies > 1 else range(first)  # one turn's copies stand in front of its products
+    loads = [i for i in span if re.search(r"LDG\S*\.(64|128)\b", code[i][1])]
     stops = [first, last] + loads[-1:] + [then]
     after, way = successors(code), []
     for start, goal in zip(stops, stops[1:]):
@@ -111,7 +112,7 @@ def main():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("weights", type=float)
     p.add_argument("--pattern", default="")
-    p.add_argument("--copies", type=int, default=2)
+    p.add_argument("--copies", type=int, default=1)
     p.add_argument("--from-wait", action="store_true")
     a = p.parse_args()
     for name, code in functions(sys.stdin).items():

@@ -234,43 +234,6 @@ def epilogues():
     return {"worst, of the bound": worst}
 
 
-def packed():
-    """Weights that can be packed: products against double, the file's bytes back, and the same bits as those of the
-    file's layout wherever both take one path."""
-    worst, alike, left, own = 0.0, {}, {}, _gpu.of(gpu.device)
-
-    def path(numbers, m, dtype):
-        _, at, _ = own.plans[(*numbers[:4], 0)][m, _gpu.DTYPES[dtype], numbers[2], 0, True]
-        return own.library.qc_matmul_path_name(own.library.qc_matmul_planned_path(at, 0)).decode()
-
-    for host in weights():
-        w = there(host)
-        try:
-            tensors, numbers = ops.pack(w.tensors(), w.numbers)
-        except qconv.Error as e:
-            left[str(e)] = left.get(str(e), 0) + 1
-            continue
-        for mine, files in zip(ops.unpack(tensors, numbers)[0], w.tensors()):
-            assert mine is files or torch.equal(mine.view(torch.uint8), files.view(torch.uint8)), numbers
-        matrix = exact(host)
-        for dtype, m in itertools.product(HALVES, ROWS[1:]):
-            x = randn(m, w.cols, dtype=dtype, seed=m)
-            y = ops.linear(x, *tensors, None, *numbers)
-            error, want = apart(y, x, matrix), product(w, x)
-            assert error < ERROR[dtype], (numbers, dtype, m, error)
-            worst, name = max(worst, error), path(numbers, m, dtype)
-            # cuBLAS does not promise the same bits, so there it is enough that both are right.
-            if name == path(w.numbers, m, dtype) and (arguments.shim or name != "dequant-gemm"):
-                assert torch.equal(y, want), (numbers, dtype, m, name)
-                alike[name] = alike.get(name, 0) + 1
-    assert alike or not arguments.shim, left
-    return {"worst": worst, "the same bits, by path": alike, "not packed": left}
-
-
-EXPERTS = (("nf4", 48, 96, 32, True), ("nf4", 64, 256, 64), ("int8", 33, 71), ("int8-block", 7, 192, 64),
-           ("w8a16", 7, 256, 128))
-
-
 def experts_of(form, count):
     """(weights, what qconv::experts takes from row_weights on: tensors on the device, with a bias)"""
     each = [there(weight(*form, seed=i)) for i in range(count)]
@@ -687,7 +650,7 @@ def second_device():
     return {}
 
 
-CHECKS = (library, restored, products, packed, epilogues, experts, experts_in_graphs, shapes, refusals, addresses, graphs,
+CHECKS = (library, restored, products, epilogues, experts, experts_in_graphs, shapes, refusals, addresses, graphs,
           new_in_a_capture, graphs_that_fork, graphs_at_once, two_streams, nothing_waits, gradients, second_device,
           host_time, device_time, model, compiled_default, compiled_with_graphs)
 # A graph of the shim has none of torch's work on the CPU; test_interop_gpu_operators.py captures products alone.

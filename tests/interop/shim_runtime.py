@@ -73,8 +73,7 @@ def start():
         getattr(library, name).argtypes = [pointer] * (arguments + 1)
     library.qc_cuda_graph_destroy.argtypes = [pointer]
     streams = _gpu.runtime = Streams()
-    for name, stream_at in {"qc_matmul_run_planned": 6, "qc_matmul_run_experts": 6, "qc_cuda_dequantize": 8,
-                            "qc_matmul_unpack": 4}.items():
+    for name, stream_at in {"qc_matmul_run_planned": 6, "qc_matmul_run_experts": 6, "qc_cuda_dequantize": 8}.items():
         setattr(library, name, waited_for(getattr(library, name), stream_at))
     return streams
 

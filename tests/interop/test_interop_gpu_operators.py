@@ -1,19 +1,16 @@
 """The operators' way on a GPU, with qconv's kernels and tensors on the CPU (shim_runtime.py).
 
 Products are compared with products in double, restored weights with those of the CPU, bit for bit. Then what is kept
-between products: weights that are made ready, headers of workspaces, plans; and what a captured graph does with them.
+between products: weights that are made ready, plans; and what a captured graph does with them.
 """
-import copy
 import gc
 import itertools
 import os
-import pickle
 import random
 import subprocess
 import sys
 import threading
 import unittest
-import weakref
 from dataclasses import replace
 
 import interop_support as s
@@ -29,8 +26,8 @@ import test_interop_operators as operators  # noqa: E402
 from test_interop_operators import ops, qconv, weight, weights  # noqa: E402
 import shim_runtime  # noqa: E402
 from qconv import _gpu  # noqa: E402
-from qconv._weights import ROLES, Stored  # noqa: E402
-from qconv.torch import Linear, QuantizedTensor, Stack, pack  # noqa: E402
+from qconv._weights import Stored  # noqa: E402
+from qconv.torch import Linear  # noqa: E402
 STREAMS = shim_runtime.start() if THERE else None
 
 ROWS = (0, 1, 2, 5, 16, 64, 300)
@@ -380,192 +377,6 @@ def _stored(role, tensor):
     return [Stored({"codes": "weight", "scales": "SCB"}[role], role, torch.uint8, (tensor.numel(),))]
 
 
-def layer_of(w, dtype=torch.float16):
-    """A layer as qconv.load makes it: of bytes, with a name for each tensor."""
-    w = replace(w, **{role: None if t is None else t.view(torch.int8 if role == "codes" else torch.uint8).clone()
-                      for role, t in zip(ROLES, w.tensors())})
-    layer = Linear(w, None, dtype)
-    layer.stored = [Stored(role, role, t.dtype, (t.numel(),)) for role, t in zip(ROLES, w.tensors()) if t is not None]
-    return layer
-
-
-class Packing(AsForGpus, Case):
-    """Weights in the layout of kernels for sm_80 and newer, beside the same as the file has them."""
-    CASES = (("nf4", 130, 512, 64, True), ("nf4", 64, 320, 64, True), ("nf4", 64, 256, 128, True), ("nf4", 96, 128, 64),
-             ("int8", 129, 192), ("int8-block", 77, 768, 64, True))
-
-    def pairs(self):
-        """(a layer, the same packed)"""
-        for i, case in enumerate(self.CASES):
-            plain, packed = (layer_of(weight(*case, seed=i)) for _ in "ab")
-            packed.pack()
-            self.assertTrue(packed.packed and not plain.packed)
-            yield plain, packed
-
-    def same_bytes(self, a, b):
-        self.assertEqual(list(a), list(b))
-        for name, tensor in a.items():
-            self.assertEqual(tensor.dtype, b[name].dtype)
-            self.same(tensor, b[name])
-
-    def path(self, numbers, m, dtype):
-        """The kernels that a plan takes for contiguous x."""
-        gpu, cols = _gpu.of(torch.device("cpu")), numbers[2]
-        plan = gpu.plans[(*numbers[:4], 0)][m, _gpu.DTYPES[dtype], cols, 0, True]
-        return gpu.library.qc_matmul_path_name(gpu.library.qc_matmul_planned_path(plan[1], 0)).decode()
-
-    def test_products(self):
-        """Right with every number of rows; on the same path as the file's layout takes, the same bits."""
-        alike = {}
-        for plain, packed in self.pairs():
-            for dtype, m in itertools.product((torch.float16, torch.bfloat16), (1, 5, 16, 33, 64, 130, 300)):
-                x = torch.randn(m, plain.in_features).to(dtype)
-                y, want = packed(x), plain(x)
-                self.is_product(y, plain.quantized, x)
-                self.same(packed(x), y)
-                name = self.path(packed.numbers, m, dtype)
-                if name == self.path(plain.numbers, m, dtype):
-                    self.same(y, want)
-                    alike[name] = alike.get(name, 0) + 1
-        s.note(f"products with packed weights that have the bits of the file's layout, by path: {alike}")
-        self.assertTrue(alike)
-
-    def test_shapes_of_x(self):
-        """Rows that do not begin on 16-byte addresses, a bias, a gate and a residual, and x in float32."""
-        for plain, packed in self.pairs():
-            cols, rows = plain.in_features, plain.out_features
-            x = torch.randn(9, cols + 1).half()
-            shifted = torch.randn(9 * cols + 1).half()[1:].view(9, cols)
-            for some in (x[:, 1:], x[:, :cols], shifted, shifted[:1], x[:0, :cols]):
-                self.same(packed(some), packed(some.contiguous().clone()))
-            x = x[:, :cols]
-            gate, bias = torch.randn(9, rows).half(), torch.randn(rows).half()
-            y = [ops.linear_then(x, *w.tensors(), bias, gate, "silu", gate, *w.numbers)
-                 for w in (packed._held(), plain.quantized)]
-            torch.testing.assert_close(*y, rtol=2e-2, atol=5e-2)
-            self.same(packed(x.float()), plain(x.float()))
-            self.same(torch.nn.functional.linear(x, packed.weight), packed(x))
-
-    def test_restored_and_gradients(self):
-        for plain, packed in self.pairs():
-            for dtype in ERROR:
-                self.same(packed.dequantize(dtype), plain.dequantize(dtype))
-            found = []
-            for layer in (plain, packed):
-                x = torch.ones(3, layer.in_features).half().requires_grad_()
-                (layer(x) * torch.arange(layer.out_features)).sum().backward()
-                found.append(x.grad)
-            self.same(*found)
-            self.assertTrue(packed.packed)
-
-    def test_the_files_bytes(self):
-        """In state_dict, copies, files and other dtypes; a state that is loaded is packed again."""
-        for (plain, packed), seed in zip(self.pairs(), range(10, 20)):
-            self.same_bytes(packed.state_dict(), plain.state_dict())
-            for copied in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
-                self.assertFalse(copied.packed)
-                self.same_bytes(dict(copied.named_parameters()), dict(plain.named_parameters()))
-            self.assertTrue(packed.bfloat16().packed)
-            self.assertEqual(packed.compute_dtype, torch.bfloat16)
-            other = layer_of(weight(*self.CASES[seed - 10], seed=seed))
-            other.numbers = other.numbers[:-1] + plain.numbers[-1:]
-            packed.load_state_dict(other.state_dict())
-            self.assertTrue(packed.packed)
-            self.same(packed.dequantize(torch.float32), other.dequantize(torch.float32))
-            self.assertIn(", packed", repr(packed))
-            packed.unpack()
-            self.same_bytes(dict(packed.named_parameters()), dict(other.named_parameters()))
-            self.assertEqual(packed.numbers, other.numbers)
-            packed.pack()
-            packed.to("meta")
-            self.assertEqual((packed.packed, packed.codes.device.type, packed.codes.shape),
-                             (False, "meta", plain.codes.shape))
-
-    def test_nothing_is_held_twice(self):
-        gpu = _gpu.of(torch.device("cpu"))
-        for case in self.CASES:
-            layer = layer_of(weight(*case))
-            layer(torch.randn(2, layer.in_features).half())  # it was made ready as it was
-            kept, alive = len(gpu.weights), weakref.ref(layer.codes.untyped_storage())
-            size = {role: t.nbytes for role, t in layer.named_parameters()}
-            layer.pack()
-            self.assertIsNone(alive())
-            self.assertEqual(len(gpu.weights), kept - 1)
-            rows = -(-layer.out_features // 64) * 64
-            size["codes"] = size["codes"] * rows // layer.out_features
-            if not layer.scales.numel():
-                size["scales"] = size["scales"] * rows // layer.out_features
-            held = sum(t.untyped_storage().nbytes() for t in layer.parameters())
-            self.assertLessEqual(held, sum(size.values()) + 2 * 256)  # prepared, and to begin on such an address
-            self.same(layer(torch.ones(2, layer.in_features).half()), layer(torch.ones(2, layer.in_features).half()))
-            self.assertEqual(len(gpu.weights), kept)
-            del layer
-            gc.collect()
-            self.assertEqual(len(gpu.weights), kept - 1)
-
-    def test_what_stays_as_it_is(self):
-        """Each is named with the reason, and multiplies as before."""
-        model = torch.nn.Module()
-        model.good, model.odd = layer_of(weight("nf4", 64, 256, 64, True)), layer_of(weight("nf4", 33, 70, 64))
-        model.small, model.int4 = layer_of(weight("nf4", 64, 64, 32)), layer_of(weight("w4a16", 64, 64, 32))
-        model.experts = Stack(QuantizedTensor([[weight("nf4", 64, 64, 64, seed=i)] for i in range(2)], torch.float16, True))
-        left = pack(model)
-        self.assertEqual({name: why.partition(",")[0] for name, why in left.items()}, {
-            "odd": "a weight of 33 x 70 in nf4", "small": "a weight of 64 x 64 in nf4",
-            "int4": "a weight of 64 x 64 in w4a16", "experts": "the kernels for experts do not read packed weights"})
-        self.assertTrue(model.good.packed)
-        for name in ("odd", "small", "int4"):
-            layer = getattr(model, name)
-            x = torch.randn(3, layer.in_features).half()
-            self.is_product(layer(x), layer.quantized, x)
-        _gpu.runtime.reaches = lambda device: False  # as on a machine where the weights are on the CPU
-        try:
-            with self.assertRaisesRegex(qconv.UsageError, "weights are packed on a GPU, and this one is on cpu"):
-                model.odd.pack()
-        finally:
-            del _gpu.runtime.reaches
-
-    def test_no_kernel(self):
-        """A device whose plans take none: nothing is packed, and it is asked again."""
-        gpu, layer = _gpu.of(torch.device("cpu")), layer_of(weight("nf4", 64, 448, 64))
-        plan, gpu.library.qc_matmul_plan_product = gpu.library.qc_matmul_plan_product, lambda *a: gpu.library.planned(
-            None, *a[1:])
-        gpu.library.planned = plan
-        try:
-            for _ in range(2):
-                with self.assertRaisesRegex(qconv.UsageError, "handle is NULL"):
-                    layer.pack()
-        finally:
-            gpu.library.qc_matmul_plan_product = plan
-        self.assertFalse(layer.packed)
-        layer.pack()
-
-    def test_copies_that_moved(self):
-        packed = next(self.pairs())[1]
-        held = torch.empty(packed.codes.numel() + 8, dtype=torch.uint8)[8:]
-        packed.codes.data = held.copy_(packed.codes)
-        with self.assertRaisesRegex(qconv.UsageError, "was copied to another place"):
-            packed(torch.ones(1, packed.in_features).half())
-
-    def test_torch(self):
-        """Compiled, and in graphs, in which the first of the products makes the weight known or finds it known."""
-        for _, packed in self.pairs():
-            w, x = packed._held(), torch.randn(3, packed.in_features).half()
-            with torch.no_grad():
-                compiled = torch.compile(lambda x: packed(x).relu(), fullgraph=True, backend="aot_eager")
-                self.same(compiled(x), packed(x).relu())
-            out = []
-            for known in (False, True):
-                if known:
-                    product(w, x, None)
-                with shim_runtime.Graph(STREAMS) as graph:
-                    out.append(product(w, x))
-                for seed in range(2):
-                    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
-                    graph.replay()
-                    self.same(out[-1], product(w, x))
-
-
 class Graphs(Case):
     CASES = (("nf4", 64, 4096, 64, 1), ("nf4", 64, 4096, 64, 9), ("int8", 37, 71, 0, 3), ("w4a16", 64, 64, 32, 5))
 
@@ -606,33 +417,6 @@ class Graphs(Case):
         xs, out = [torch.zeros(m, w.cols).half() for w, m in some], [[] for _ in some]
         graph = self.captured(some, xs, out)
         self.assertEqual(len(gpu.weights), count)
-        self.check(some, graph, xs, out)
-
-    def test_each_capture_has_its_header(self):
-        some, gpu = self.weights()[:1], _gpu.of(torch.device("cpu"))
-        xs, outs, graphs = [torch.randn(1, 4096).half()], [], []
-        product(some[0][0], xs[0])
-        at = {gpu.headers[STREAMS.stream(0)]}
-        for again in (False, False, True):
-            outs.append([[]])
-            graphs.append(self.captured(some, xs, outs[-1], graphs[-1].stream if again else None))
-            at.add(gpu.captured[graphs[-1].stream][1])
-        self.assertEqual(len(at), 4)
-        for graph, out in zip(graphs, outs):
-            graph.replay(wait=False)
-        for graph, out in zip(graphs, outs):
-            shim_runtime.call("qc_cuda_stream_synchronize", graph.stream)
-            self.same(out[0][0], product(some[0][0], xs[0]))
-
-    def test_a_capture_without_a_header(self):
-        """Where no header is left, each product makes one ready in its own workspace."""
-        some, gpu = self.weights(), _gpu.of(torch.device("cpu"))
-        xs, out = [torch.zeros(m, w.cols).half() for w, m in some], [[] for _ in some]
-        for (w, _), x in zip(some, xs):
-            product(w, x)
-        kept, gpu.spares = gpu.spares, []
-        graph = self.captured(some, xs, out)
-        gpu.spares = kept
         self.check(some, graph, xs, out)
 
     def test_the_first_product_is_not_captured(self):

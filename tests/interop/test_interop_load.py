@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import unittest
-import warnings
 from unittest import mock
 
 import interop_support as s
@@ -236,20 +235,6 @@ class Forms(unittest.TestCase):
         model = qconv.load(out, dtype="float16", threads=1)
         self.assertEqual(model.dtype, torch.float16)
         self.assertLess(apart(logits(model), logits(loaded(out))), 0.02)
-
-    def test_packed_on_the_cpu(self):
-        """Nothing is packed there: one warning says so, and the model is what it is without being asked."""
-        out, _ = form_of("nf4")
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            model = qconv.load(out, device_map="cpu", packed=True)
-        said = [str(w.message) for w in said if issubclass(w.category, qconv.QconvWarning)]
-        self.assertEqual(len(said), 1)
-        self.assertRegex(said[0], "'model.layers.0.self_attn.q_proj' is not packed, and so are [0-9]+ more: weights are "
-                                  "packed on a GPU, and this one is on cpu")
-        self.assertFalse(any(m.packed for m in model.modules() if isinstance(m, Linear)))
-        with self.assertRaisesRegex(qconv.UsageError, 'packed weights take backend="qconv", not \'bitsandbytes\''):
-            qconv.load(out, backend="bitsandbytes", packed=True)
 
     def test_arguments_for_transformers(self):
         out, _ = form_of("nf4")

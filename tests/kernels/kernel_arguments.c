@@ -94,7 +94,8 @@ TEST(test_null_is_answered)
     assert_int_equal(qc_matmul_plan_product(h, &one, &io, 1, any, 0, NULL, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_matmul_run_planned(h, NULL, &one, &io, NULL, 0, NULL, NULL), QC_ERR_USAGE);
     KM_OK(qc_matmul_plan_product(h, &one, &io, 1, any, 0, &planned, &km_error));
-    assert_int_equal(qc_matmul_planned_path(&planned, 0), QC_MATMUL_GEMV);
+    assert_int_equal(qc_matmul_planned_path(&planned, 0),
+                     qc_matmul_device(h)->sm >= 80 ? QC_MATMUL_MMA_16816 : QC_MATMUL_GEMV);
     assert_int_equal(qc_matmul_planned_path(&planned, 1), QC_MATMUL_AUTO);
     assert_int_equal(qc_matmul_planned_path(NULL, 0), QC_MATMUL_AUTO);
     assert_int_equal(qc_matmul_planned_workspace(&planned), planned.workspace_bytes);

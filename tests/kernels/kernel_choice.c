@@ -9,8 +9,8 @@ TEST(test_plan)
     qc_matmul_shape s = shape(4, 1024, 8192);
     const qc_matmul_plan own = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     assert_int_equal(own.path, QC_MATMUL_MMA_16816);
-    assert_int_equal(own.variant, QC_MATMUL_STREAM);
-    assert_int_equal(own.blocks, 128);
+    assert_int_equal(own.variant, QC_MATMUL_RING);
+    assert_int_equal(own.blocks, 64);
     const qc_matmul_plan gemv = plan_of(&h, &s, QC_MATMUL_GEMV, 0);
 
     s.choice = (qc_matmul_choice){QC_MATMUL_MMA_16816, QC_MATMUL_GENERAL, 4};

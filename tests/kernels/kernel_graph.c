@@ -1,9 +1,8 @@
 /* Chains of launches on one workspace, captured into a graph and replayed: every replay has to
  * leave the bits that plain launches leave. Each product's x is the y of the one before, every
  * replay starts with all results poisoned, and buffers are used again within the chain. So a launch
- * that reads or writes before it may shows as other bits, and so do counters in the workspace that
- * are not left as they were found. Where the device can, launches of kernels that have qc_grid_wait
- * overlap, in the graph as in the stream.
+ * that reads or writes before it may shows as other bits. Where the device can, launches of kernels
+ * that have qc_grid_wait overlap, in the graph as in the stream.
  *
  *   kernel_graph               all chains
  *   kernel_graph --list        their names, one a line
@@ -41,9 +40,9 @@ typedef struct {
     qc_matmul_choice choice;
     uint64_t m, dims[LINKS_MOST + 1];
     int bf16;
-    uint32_t group;                   /* weights that share x; 0: one */
-    int meets, whole, copies, splits; /* what the first plan must be */
-    int bias, nested, complete, packed;
+    uint32_t group;     /* weights that share x; 0: one */
+    int copies, splits; /* what the first plan must be */
+    int bias, nested, complete;
 } graph_case;
 
 struct chain {
@@ -138,10 +137,8 @@ static int check_plan(const chain *c)
     }
     if (g->choice.variant && p.variant != g->choice.variant)
         fail_msg("%s: the plan has variant %u", g->name, p.variant);
-    if ((g->meets && !p.meets) || (g->whole && p.meets) || (g->copies && !p.copies_x) ||
-        (g->splits && p.splits < 2))
-        fail_msg("%s: the plan meets %d, copies %d, has %u splits", g->name, p.meets, p.copies_x,
-                 p.splits);
+    if ((g->copies && !p.copies_x) || (g->splits && p.splits < 2))
+        fail_msg("%s: the plan copies %d, has %u splits", g->name, p.copies_x, p.splits);
     return 1;
 }
 
@@ -157,9 +154,7 @@ static void link_make(chain *c, uint32_t i, uint32_t j, uint64_t n, uint64_t k, 
                     /* y about as large as x; in a group no two decode alike */
                     .scale = 2.5 / sqrt(k ? (double)k : 1.0) / (1 + j)};
     km_weight_make(&c->w[i][j], c->h, &spec, rng);
-    if (g->packed)
-        km_pack(c->h, &c->w[i][j], 0);
-    if (g->complete) /* km_weight_make and km_pack have synchronized */
+    if (g->complete) /* km_weight_make has synchronized */
         c->w[i][j].ready.complete = QC_MATMUL_WEIGHTS_COMPLETE;
     c->ready[i][j] = &c->w[i][j].ready;
     c->io[i][j] = (qc_matmul_io){.m = g->m, .x_dtype = dtype_of(g), .y_dtype = dtype_of(g)};
@@ -378,7 +373,6 @@ static int run_case(const graph_case *g)
             make_products(&c, &rng);
         KM_OK(qc_cuda_stream_create(&s, &km_error));
         KM_OK(qc_cuda_fill(c.workspace, 0xff, c.workspace_bytes, s, &km_error));
-        KM_OK(qc_matmul_workspace_init(c.workspace, c.workspace_bytes, s, &km_error));
         give(&c, s);
         take(&c, 0, s);
         check_finite(&c);
@@ -443,27 +437,31 @@ static const graph_case cases[] = {
      .copies = 1,
      .bf16 = 1,
      .dims = {1030, 70, 1030, 33}},
-    {.name = "stream",
-     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 2},
+    {.name = "ring",
+     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_RING, 2},
      .m = 3,
-     .whole = 1,
      .dims = {320, 192, 448, 192, 131},
      .bias = 1,
      .nested = 1},
-    {.name = "stream-meets",
-     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 5},
+    {.name = "ring-complete",
+     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_RING, 5},
      .m = 2,
-     .meets = 1,
      .dims = {1472, 384, 1472, 384},
      .nested = 1,
      .complete = 1},
-    {.name = "stream-bf16",
+    {.name = "ring-bf16",
      .kind = QC_FORM_INT8_BLOCKS,
-     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 5},
+     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_RING, 5},
      .m = 8,
-     .meets = 1,
      .bf16 = 1,
      .dims = {1472, 192, 1472, 192, 97},
+     .complete = 1},
+    {.name = "ring-splits",
+     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_RING, 0},
+     .m = 7,
+     .splits = 1,
+     .dims = {12288, 64, 12288, 33},
+     .nested = 1,
      .complete = 1},
     {.name = "tiles",
      .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_TILES, 0},
@@ -485,14 +483,6 @@ static const graph_case cases[] = {
      .bias = 1,
      .nested = 1,
      .complete = 1},
-    {.name = "wgmma-packed",
-     .choice = {QC_MATMUL_WGMMA, 0, 0},
-     .m = 19,
-     .copies = 1,
-     .dims = {256, 320, 448, 131},
-     .nested = 1,
-     .complete = 1,
-     .packed = 1},
     {.name = "wgmma-bf16",
      .kind = QC_FORM_INT8_ROWS,
      .choice = {QC_MATMUL_WGMMA, 0, 0},
@@ -534,7 +524,7 @@ static const graph_case cases[] = {
      .bias = 1,
      .complete = 1},
     {.name = "group-few", /* a block of threads goes from one weight to the next */
-     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 2},
+     .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_RING, 2},
      .m = 4,
      .dims = {320, 192, 67},
      .group = 3,

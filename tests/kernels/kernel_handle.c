@@ -33,7 +33,6 @@ static void product_make(product *p, const qc_matmul *h, const km_spec *spec, co
     KM_OK(qc_cuda_stream_create(&p->s, &km_error));
     KM_OK(qc_cuda_malloc(&p->workspace, p->bytes, &km_error));
     KM_OK(qc_cuda_fill(p->workspace, 0xff, p->bytes, p->s, &km_error));
-    KM_OK(qc_matmul_workspace_init(p->workspace, p->bytes, p->s, &km_error));
     KM_OK(qc_cuda_stream_synchronize(p->s, &km_error));
     p->io = (qc_matmul_io){.m = j->m,
                            .x = km_upload(p->data.x, j->m * j->ldx * 2, 0, &p->x),
@@ -95,9 +94,9 @@ TEST(test_fault)
                                                          p.workspace, p.bytes, p.s, &err)
                                    : qc_matmul_run_planned(h, &planned, &w, &p.io, p.workspace,
                                                            p.bytes, p.s, &err);
-        km_expect(st, QC_ERR_USAGE, &err,
-                  "an earlier product on cuda:0 found a workspace that was not made ready with "
-                  "qc_matmul_workspace_init; its y was not written");
+        km_expect(st, QC_ERR_INTERNAL, &err,
+                  "an earlier product on cuda:0 could not do its work (fault 1 of its kernel); its "
+                  "y was not written");
         product_take(&p, y);
         assert_int_equal(y[0], KM_GAP); /* nor by this one */
         KM_OK(product_run(&p, h, &km_error));
@@ -105,54 +104,8 @@ TEST(test_fault)
         assert_int_not_equal(y[0], KM_GAP);
     }
     *h->fault = 2;
-    km_expect(qc_matmul_check(h, &err), QC_ERR_INTERNAL, &err, "could not do its work (fault 2 of");
+    km_expect(qc_matmul_check(h, &err), QC_ERR_USAGE, &err, "product of experts on cuda:0 found");
     KM_OK(qc_matmul_check(h, &km_error));
-    product_free(&p);
-    qc_matmul_destroy(h);
-}
-
-/* A workspace that was not made ready, from the kernel to the caller. */
-TEST(test_not_ready)
-{
-    qt_rng rng = qt_rng_start("not ready");
-    qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 8192, .block = 64};
-    km_job job = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
-    product p;
-    qc_error err = {0};
-    uint16_t y[64];
-    product_make(&p, h, &spec, &job, &rng);
-    KM_OK(qc_cuda_fill(p.workspace, 0, p.bytes, p.s, &km_error));
-    KM_OK(product_run(&p, h, &km_error));
-    product_take(&p, y);
-    assert_int_equal(y[0], KM_GAP);
-    km_expect(qc_matmul_check(h, &err), QC_ERR_USAGE, &err, "not made ready");
-    KM_OK(qc_matmul_workspace_init(p.workspace, p.bytes, p.s, &km_error));
-    KM_OK(product_run(&p, h, &km_error));
-    product_take(&p, y);
-    assert_int_not_equal(y[0], KM_GAP);
-    KM_OK(qc_matmul_check(h, &km_error));
-    /* A header of its own stands for the workspace's, in plans as well. */
-    uint16_t again[64];
-    void *header = NULL;
-    qc_matmul_planned planned;
-    const qc_matmul_weights *w = &p.w.ready;
-    KM_OK(qc_cuda_malloc(&header, QC_MATMUL_HEADER_BYTES, &km_error));
-    KM_OK(qc_matmul_workspace_init(header, QC_MATMUL_HEADER_BYTES, p.s, &km_error));
-    KM_OK(qc_matmul_plan_product(h, &w, &p.io, 1, QC_MATMUL_AUTO, p.bytes, &planned, &km_error));
-    p.io.header = header;
-    for (int run = 0; run < 4; run++) {
-        KM_OK(qc_cuda_fill(p.workspace, 0xff, p.bytes, p.s, &km_error));
-        KM_OK(run % 2 ? product_run(&p, h, &km_error)
-                      : qc_matmul_run_planned(h, &planned, &w, &p.io, p.workspace, p.bytes, p.s,
-                                              &km_error));
-        product_take(&p, again);
-        KM_OK(qc_matmul_check(h, &km_error));
-        assert_memory_equal(again, y, sizeof y);
-    }
-    p.io.header = (char *)header + 128;
-    km_expect(product_run(&p, h, &err), QC_ERR_USAGE, &err, "the header is not 256-byte aligned");
-    qc_cuda_free(header);
     product_free(&p);
     qc_matmul_destroy(h);
 }
@@ -233,7 +186,6 @@ TEST(test_planned)
         assert_int_equal(pair.sets, 2);
         void *workspace = NULL;
         KM_OK(qc_cuda_malloc(&workspace, pair.workspace_bytes, &km_error));
-        KM_OK(qc_matmul_workspace_init(workspace, pair.workspace_bytes, p[0].s, &km_error));
         KM_OK(qc_matmul_run_planned(h, &pair, two, io, workspace, pair.workspace_bytes, p[0].s,
                                     &km_error));
         product_take(&p[0], got);

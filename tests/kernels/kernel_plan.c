@@ -244,8 +244,8 @@ TEST(test_gemv)
     p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
     assert_int_equal(p.splits, 8);
     assert_int_equal(p.split_k, 1024);
-    assert_int_equal(p.partial_offset, QC_MATMUL_HEADER_BYTES);
-    assert_int_equal(p.workspace_bytes, QC_MATMUL_HEADER_BYTES + 8 * 1024 * 4);
+    assert_int_equal(p.partial_offset, 0);
+    assert_int_equal(p.workspace_bytes, 8 * 1024 * 4);
     s = shape(7, 1, 57344);
     p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
     assert_int_equal(p.n_tile, 16);
@@ -282,19 +282,20 @@ TEST(test_gemv)
         }
 }
 
-/* Up to 8 rows on sm_80 and newer: whole tiles where that is no more work for the fullest block,
- * else ranges that meet; launches overlap where drivers can capture that. */
-TEST(test_stream)
+/* Up to 8 rows on sm_80 and newer: a block of threads has equally many tiles of 16 rows as another
+ * or one fewer, and K is split where x has no room; launches overlap where drivers can capture
+ * that. */
+TEST(test_ring)
 {
     qc_cuda_device h = h200(), a = a100(), r = rtx3090();
     qc_matmul_shape s = shape(1, 8192, 8192);
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.variant, QC_MATMUL_STREAM);
-    assert_int_equal(p.n_tile, 64);
-    assert_int_equal(p.blocks, 128);
-    assert_int_equal(p.meets, 0);
+    assert_int_equal(p.variant, QC_MATMUL_RING);
+    assert_int_equal(p.n_tile, 16);
+    assert_int_equal(p.blocks, 128); /* 512 tiles, 4 each */
+    assert_int_equal(p.splits, 1);
+    assert_int_equal(p.threads, 512);
     assert_int_equal(p.workspace_bytes, 0);
-    assert_int_equal(p.shared_bytes, 128 << 10);
     assert_int_equal(p.overlaps, 0);
     h.driver_version = h.runtime_version = 12030;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 1);
@@ -307,38 +308,66 @@ TEST(test_stream)
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 0);
     h.driver_version = a.driver_version = a.runtime_version = 13000;
     p = plan_of(&a, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.blocks, 108);
-    assert_int_equal(p.meets, 1);
+    assert_int_equal(p.blocks, 103); /* of 108: 5 tiles each */
     assert_int_equal(p.overlaps, 0);
+    /* A piece of K for each of the warps, in whole entries; all warps are at work. */
+    for (uint64_t n = 16; n < 100000; n = n * 5 / 2)
+        for (uint64_t k = 64; k < 40000; k = k * 7 / 4 / 64 * 64 + 64)
+            for (uint64_t m = 1; m <= 8; m++) {
+                s = shape(m, n, k);
+                p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+                assert_int_equal(p.variant, QC_MATMUL_RING);
+                const uint64_t entries = p.split_k / 256;
+                assert_true(p.split_k * p.splits >= k && p.split_k * (p.splits - 1) < k);
+                assert_true((uint64_t)p.ring.each * p.ring.pieces >= entries &&
+                            (uint64_t)p.ring.each * (p.ring.pieces - 1) < entries);
+                assert_true(p.ring.pieces << p.ring.slots_log >= p.threads / 32 + 1);
+                assert_true(p.shared_bytes <= h.shared_block_bytes);
+            }
+    /* Less shared memory: the narrow table, and K is split sooner. */
+    s = shape(1, 8192, 8192);
     p = plan_of(&r, &s, QC_MATMUL_AUTO, 0);
-    assert_true(p.variant == QC_MATMUL_STREAM && p.shared_bytes <= r.shared_block_bytes);
+    assert_true(p.variant == QC_MATMUL_RING && p.shared_bytes <= r.shared_block_bytes);
+    assert_int_equal(p.splits, 1);
+    s = shape(8, 8192, 8192);
+    assert_true(plan_of(&r, &s, QC_MATMUL_AUTO, 0).splits > plan_of(&h, &s, 0, 0).splits);
+    assert_true(plan_of(&h, &s, QC_MATMUL_AUTO, 0).splits > 1);
+    /* No room for partial sums: the kernel for any shape. */
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, QC_MATMUL_NO_WORKSPACE).variant,
+                         QC_MATMUL_RING);
+    s.x_dtype = QC_DTYPE_BF16; /* which that one would copy */
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, QC_MATMUL_NO_WORKSPACE).path, QC_MATMUL_GEMV);
     /* No more blocks than there is work for. */
     s = shape(8, 1024, 1024);
-    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.blocks, 16);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).blocks, 64);
     /* Weights that share x are one list of tiles, which do not reach from one into the next. */
-    s = shape(1, 65 + 64 + 130, 8192);
+    s = shape(1, 65 + 64 + 1, 8192);
     s.parts = 3;
     s.part_n[0] = 65;
     s.part_n[1] = 64;
-    s.part_n[2] = 130;
+    s.part_n[2] = 1;
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.variant, QC_MATMUL_STREAM);
-    assert_int_equal(p.blocks, 2 * 8 + 8 + 3 * 8); /* grains of 1024 columns */
-    s.part_n[1] = 63;                              /* less than a tile */
-    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    assert_int_equal(p.variant, QC_MATMUL_RING);
+    assert_int_equal(p.blocks, 5 + 4 + 1);
+    assert_int_equal(p.ring.maps_log, 2);
+    /* Granules of 32. */
+    s = shape(8, 8192, 8192);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).ring.granule, 64);
+    s.block_elems = 32;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).ring.granule, 32);
+    s = shape(8, 8192, 8192 + 32);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).ring.granule, 32);
+    s = shape(8, 8192, 8192);
+    s.inside_64 = 1;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).ring.granule, 32);
     /* What it does not take. */
     s = shape(9, 8192, 8192);
-    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
-    s = shape(1, 63, 8192);
-    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
-    s.kind = QC_FORM_INT8_ROWS;
-    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
-    s = shape(1, 8192, 8192 + 32);
-    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_RING);
+    s = shape(1, 8192, 8192 + 8);
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_RING);
     s = shape(1, 8192, 8192);
-    s.block_elems = 32;
-    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    s.repacked = 1;
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_RING);
 }
 
 static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
@@ -348,8 +377,6 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
         s->m + (p->image_rows ? (p->image_rows - s->m % p->image_rows) % p->image_rows : 0);
     uint64_t x = p->copies_x ? rows * p->k_padded * 2 : 0;
     uint64_t partials = p->splits > 1 ? s->m * s->n * 4 * p->splits : 0, dense = 0;
-    if (p->meets)
-        partials = p->partial_floats * 4;
     if (p->path == QC_MATMUL_DEQUANT_GEMM) {
         partials = p->gemm_to_float ? s->m * p->chunk_rows * 4 : 0;
         dense = p->chunk_rows * p->k_padded * 2;
@@ -362,13 +389,11 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
         }
         assert_true(p->workspace_bytes - p->gemm_offset >= 4 * MIB);
     } else {
-        assert_int_equal(p->gemm_offset,
-                         p->workspace_bytes ? p->workspace_bytes : QC_MATMUL_HEADER_BYTES);
+        assert_int_equal(p->gemm_offset, p->workspace_bytes);
         assert_true(p->shared_bytes <= d->shared_block_bytes);
-        assert_true(p->splits >= 1 && (p->split_k % 128 == 0 || p->variant == QC_MATMUL_STREAM));
+        assert_true(p->splits >= 1 && p->split_k % 128 == 0);
         assert_true(p->split_k * p->splits >= s->k && p->split_k * (p->splits - 1) < s->k);
     }
-    assert_true(p->x_offset >= QC_MATMUL_HEADER_BYTES);
     assert_true(p->x_exponent_offset - p->x_offset >= x);
     assert_true(p->partial_offset - p->x_exponent_offset >= (p->copies_x ? s->m * 4 : 0));
     assert_true(p->dense_offset - p->partial_offset >= partials);
@@ -464,7 +489,7 @@ TEST(test_limits)
     assert_int_equal(p.chunk_rows, 1024); /* 1,536 have room, and would be two waves of 132 */
     assert_int_equal(p.dense_stride, 0);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
-    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB + 1024 + QC_MATMUL_HEADER_BYTES);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB + 1024);
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
     assert_int_equal(p.chunk_rows, 64);
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 4 * MIB);
@@ -473,7 +498,7 @@ TEST(test_limits)
     expect_usage(&h, &s, QC_MATMUL_DEQUANT_GEMM, 4 * MIB, "4194304 are allowed");
     /* K is split less within a limit. */
     s = shape(1, 1024, 8192);
-    p = plan_of(&h, &s, QC_MATMUL_GEMV, QC_MATMUL_HEADER_BYTES + 5 * 1024 * 4);
+    p = plan_of(&h, &s, QC_MATMUL_GEMV, 5 * 1024 * 4);
     assert_int_equal(p.splits, 4);
     assert_int_equal(p.split_k, 2048);
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_GEMV, QC_MATMUL_NO_WORKSPACE).splits, 1);
@@ -481,7 +506,7 @@ TEST(test_limits)
     s = shape(64, 1024, 8192);
     s.x_dtype = QC_DTYPE_BF16;
     expect_usage(&h, &s, QC_MATMUL_MMA_16816, QC_MATMUL_NO_WORKSPACE, "0 are allowed");
-    p = plan_of(&h, &s, QC_MATMUL_MMA_16816, QC_MATMUL_HEADER_BYTES + 64 * 8192 * 2 + 256);
+    p = plan_of(&h, &s, QC_MATMUL_MMA_16816, 64 * 8192 * 2 + 256);
     assert_int_equal(p.splits, 1);
     /* And K is never split for very many rows. */
     s = shape(QC_MATMUL_SPLIT_ROWS + 1, 1, 65536);
@@ -529,7 +554,7 @@ TEST(test_wgmma)
     assert_int_equal(chosen_for(nf4, 33, 2048, 1024, 1024), wgmma);
     assert_int_equal(chosen_for(nf4, 33, 2048, 1024, 1023), mma);
     /* One wave of tiles of 256 rows on 132 multiprocessors: 99 to 132, those of each part. */
-    for (uint64_t m = 1; m <= 32; m++) {
+    for (uint64_t m = 9; m <= 32; m++) {
         assert_int_equal(chosen_for(nf4, m, 98 * 256, 0, 0), mma);
         assert_int_equal(chosen_for(nf4, m, 98 * 256 + 1, 0, 0), wgmma);
         assert_int_equal(chosen_for(nf4, m, 132 * 256, 0, 0), wgmma);
@@ -636,7 +661,7 @@ TEST(test_wgmma_limits)
     skip_without_wgmma();
     qc_cuda_device h = h200();
     qc_matmul_shape s = shape(33, 4096, 8192);
-    const uint64_t least = QC_MATMUL_HEADER_BYTES + 64 * 8192 * 2 + 256;
+    const uint64_t least = 64 * 8192 * 2 + 256;
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     uint32_t splits = p.splits;
     assert_int_equal(p.path, QC_MATMUL_WGMMA);

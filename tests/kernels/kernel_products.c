@@ -1,14 +1,14 @@
 /* The matmul kernels one by one, each through its forced path, against double sums of the exact
  * dequantized weights: every tile and every tail, ways of finding codes, kinds of scales, less and
- * less workspace, and what must be exact. Another run has the same bits, and so have packed weights
- * where the kernel reads them. How work is shared out is in kernel_sharing.c, and what only the
- * streaming kernel has in kernel_stream.c.
+ * less workspace, and what must be exact. Another run has the same bits. How work is shared out is
+ * in kernel_sharing.c, and what only the kernel for few rows has in kernel_ring.c.
  *
  *   kernel_products [--slow] [KERNEL]    --slow: more of everything; KERNEL: gemv, mma-884,
- *                                        general, stream, tiles or wgmma alone
+ *                                        general, ring, ring-32, tiles or wgmma alone
  *
  * Numbers are the same in every run: one output alone may cancel so far that its relative error
  * says nothing. */
+#include "kernels/matmul_handle.h"
 #include "tests/fixtures/kernel_matmul.h"
 
 #ifdef QC_CUDA_SHIM
@@ -26,7 +26,7 @@ typedef enum {
     WEIGHTS,  /* float weights, rounded once */
     FLOAT16,  /* weights as dequantizing them to float16 gives them */
     BEHIND,   /* int8 like WEIGHTS; NF4's code values are float16, and scales come behind */
-    STREAMED, /* the same, but scales of int8 by blocks are rounded on their way, to 2^-22 */
+    SCALED,   /* the same, but scales of int8 by blocks are rounded on their way, to 2^-22 */
     NOT_EXACT /* nothing that km_check does not say */
 } exactness;
 
@@ -35,7 +35,7 @@ typedef struct {
     qc_matmul_path path;
     uint32_t variant; /* 0: any */
     unsigned sm_least;
-    int whole; /* K is a multiple of 64 and blocks are 64 or more, so that weights can be packed */
+    uint32_t whole; /* divides K, and blocks are as long or longer; 0: any K */
     sizes ms, ns, ks;
     uint64_t quick; /* the most weights of a product that is tried without --slow */
     km_rounding (*rounding)(const km_weight *w);
@@ -82,23 +82,35 @@ static const kernel kernels[] = {
      BEHIND, FLOAT16},
     {"general", QC_MATMUL_MMA_16816, 0, 80, 0, ALL_M, ANY_N, ANY_K, 110000, km_rounding_of_weights,
      NOT_EXACT, FLOAT16},
-    {"stream",
+    {"ring",
      QC_MATMUL_MMA_16816,
-     QC_MATMUL_STREAM,
+     QC_MATMUL_RING,
      80,
-     1,
+     64,
      {1, 2, 3, 4, 5, 6, 7, 8},
-     {64, 65, 127, 128, 191, 300},
+     {64, 65, 127, 128, 191, 300, 1, 15},
      {64, 128, 192, 576, 1024, 1088, 2880, 4096, 8192, 9216},
      600000,
      km_rounding_of_codes,
-     STREAMED,
-     STREAMED},
+     SCALED,
+     SCALED},
+    {"ring-32",
+     QC_MATMUL_MMA_16816,
+     QC_MATMUL_RING,
+     80,
+     32,
+     {1, 2, 3, 4, 5, 6, 7, 8},
+     {64, 65, 127, 17, 191, 300, 1, 15},
+     {32, 96, 224, 608, 1056, 1088, 2880, 4128, 8160},
+     300000,
+     km_rounding_of_codes,
+     SCALED,
+     SCALED},
     {"tiles",
      QC_MATMUL_MMA_16816,
      QC_MATMUL_TILES,
      80,
-     1,
+     64,
      {9, 16, 17, 25, 32, 33, 48, 63, 64, 65, 128},
      WHOLE_N,
      WHOLE_K,
@@ -110,7 +122,7 @@ static const kernel kernels[] = {
      QC_MATMUL_WGMMA,
      0,
      90,
-     1,
+     64,
      {1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 128, 129, 257},
      WHOLE_N,
      WHOLE_K,
@@ -155,7 +167,7 @@ static void check_kernel(const km_weight *w, const km_data *d)
              d->job.m, p->variant);
 }
 
-/* Against the truth, then packed where that can be, or else in every other turn once more. */
+/* Against the truth, and in every other turn once more. */
 static void multiply(const km_spec *spec, km_job job)
 {
     km_weight w;
@@ -169,17 +181,12 @@ static void multiply(const km_spec *spec, km_job job)
     const size_t bytes = job.m * d.job.ldy * 2;
     uint16_t *before = km_host(bytes);
     memcpy(before, d.y, bytes);
-    for (int packed = 0; packed <= of->whole; packed++) {
-        if (packed) {
-            km_pack(handle, &w, turn / 2 % 2);
-            km_forget_file(&w);
-        } else if (!slow && turn % 4) {
-            continue;
-        }
+    if (slow || turn % 4 == 0) {
+        w.ready.complete = turn / 4 % 2 ? QC_MATMUL_WEIGHTS_COMPLETE : 0;
         km_run(handle, &w, &d);
         QT_CHECK(memcmp(before, d.y, bytes) == 0,
-                 "%s has other bits: %" PRIu64 " rows of x, %" PRIu64 " x %" PRIu64,
-                 packed ? "a packed weight" : "another run", job.m, d.n, d.k);
+                 "another run has other bits: %" PRIu64 " rows of x, %" PRIu64 " x %" PRIu64, job.m,
+                 d.n, d.k);
     }
     free(before);
     km_data_free(&d);
@@ -194,8 +201,9 @@ static void multiply_next(uint64_t m, uint64_t n, uint64_t k)
     km_job job = km_next_job(t, m, n, k);
     if (t % 5 == 2)
         job.ldx = (k + 15) / 8 * 8;
-    if (!of->whole) {
+    if (of->whole < 64)
         spec.block = t / 3 % 3 ? spec.block : 32;
+    if (!of->whole) {
         spec.shift = t % 4 == 2 ? 1 + t % 15 : 0;
     }
     multiply(&spec, job);
@@ -231,13 +239,14 @@ static void test_every_n_and_k(void **state)
  * of blocks, of bytes (83) and of words (84). */
 static void test_every_block(void **state)
 {
-    static const uint64_t any[] = {96, 83, 84}, whole[] = {256, 320, 768};
+    static const uint64_t any[] = {96, 83, 84}, whole[] = {256, 320, 768}, half[] = {96, 288, 512};
+    const uint64_t *ks = of->whole == 64 ? whole : of->whole ? half : any;
     (void)state;
-    for (uint32_t block = of->whole ? 64 : 32; block <= 4096; block *= 2)
+    for (uint32_t block = of->whole == 64 ? 64 : 32; block <= 4096; block *= 2)
         for (unsigned v = 0; v < 12; v += qt_every(5)) {
             const km_spec spec = {.kind = v & 1 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
                                   .n = of->ns[0] + block % 7,
-                                  .k = of->whole ? whole[v / 4] : any[v / 4],
+                                  .k = ks[v / 4],
                                   .block = block,
                                   .nested = v >> 1 & 1};
             turn++;
@@ -247,8 +256,8 @@ static void test_every_block(void **state)
         }
 }
 
-/* Codes of scales that are packed as well, for every tile of x. */
-static void test_packed_scales(void **state)
+/* Nested scales whose codes lie together, for every tile of x. */
+static void test_together(void **state)
 {
     static const uint64_t ns[] = {300, 64, 129, 193}, ks[] = {256, 512, 768};
     (void)state;
@@ -256,7 +265,7 @@ static void test_packed_scales(void **state)
         const km_spec spec = {.kind = i % 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
                               .n = ns[i % COUNT(ns)],
                               .k = ks[i % COUNT(ks)],
-                              .block = 64,
+                              .block = of->whole,
                               .nested = 1,
                               .custom_map = i == 6};
         turn++;
@@ -292,7 +301,7 @@ static void test_every_workspace(void **state)
     for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
         const km_spec spec = {.kind = kinds[i % 2 ? 1 + i / 2 % 2 : 0],
                               .n = 70,
-                              .k = 4096 + (of->whole ? 64 : 32),
+                              .k = 4096 + (of->whole == 64 ? 64 : 32),
                               .block = 64,
                               .nested = i % 2 == 0};
         km_job job = {.m = m,
@@ -301,8 +310,7 @@ static void test_every_workspace(void **state)
                       .bias = 1,
                       .x_shift = i / 2 % 2};
         if (room[i / 2])
-            job.limit_bytes =
-                QC_MATMUL_HEADER_BYTES + (m + 15) / 16 * 16 * spec.k * 2 + 1024 + room[i / 2];
+            job.limit_bytes = (m + 15) / 16 * 16 * spec.k * 2 + 1024 + room[i / 2];
         turn++;
         multiply(&spec, job);
     }
@@ -337,7 +345,7 @@ static void test_identity(void **state)
         const km_spec spec = {.kind = kinds[v % 3],
                               .n = 75,
                               .k = whole ? 128 : 77,
-                              .block = of->whole ? 64 : 32,
+                              .block = of->whole == 64 ? 64 : 32,
                               .nested = v % 3 != 1 && v / 6 % 2,
                               .scale = 0.02};
         km_weight w;
@@ -387,7 +395,7 @@ static void test_not_finite(void **state)
 static void test_many_rows(void **state)
 {
     (void)state;
-    for (unsigned i = 0; slow && of->variant != QC_MATMUL_STREAM && i < 6; i++)
+    for (unsigned i = 0; slow && of->variant != QC_MATMUL_RING && i < 6; i++)
         multiply_next(of->path == QC_MATMUL_GEMV ? 1029 : 4096, 40, of->whole ? 320 : 320 + i);
 }
 
@@ -409,8 +417,7 @@ static void test_resident(void **state)
 {
     const int general = of->path == QC_MATMUL_MMA_16816 && !of->variant;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 512, .block = 32, .nested = 1};
-    const km_job job = {
-        .m = general ? 8 : 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .path = of->path};
+    const km_job job = {.m = general ? 8 : 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     km_weight w;
     km_data d;
     (void)state;
@@ -419,7 +426,9 @@ static void test_resident(void **state)
     assert_int_equal(qc_matmul_device(handle)->shared_multiprocessor_bytes, 228 << 10);
     km_weight_make(&w, handle, &spec, &rng);
     km_data_make(&d, &w, &job, &rng);
+    handle->choice = (qc_matmul_choice){of->path, general ? QC_MATMUL_GENERAL : 0, 0};
     km_run(handle, &w, &d); /* so small that K is not split: no reduction behind it */
+    handle->choice = (qc_matmul_choice){QC_MATMUL_AUTO, 0, 0};
     assert_int_equal(qc_shim_last_carveout(), general ? 52 : 51);
     km_data_free(&d);
     km_weight_free(&w);
@@ -430,7 +439,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_m),     cmocka_unit_test(test_every_n_and_k),
-        cmocka_unit_test(test_every_block), cmocka_unit_test(test_packed_scales),
+        cmocka_unit_test(test_every_block), cmocka_unit_test(test_together),
         cmocka_unit_test(test_every_scale), cmocka_unit_test(test_every_workspace),
         cmocka_unit_test(test_identity),    cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_many_rows),

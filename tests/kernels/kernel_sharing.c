@@ -1,8 +1,7 @@
 /* How the work of a product is shared out: plans of our own, and plans for other devices, run on
  * the one that there is, against double sums. K in equal parts; blocks of threads that go on from
  * tile to tile; several weights in one grid, which have the bits that they have alone with the same
- * plan; parts of weights; every amount of shared memory. Packed weights have the bits of the file's
- * layout. And what plans promise.
+ * plan; parts of weights; every amount of shared memory. And what plans promise.
  *
  *   kernel_sharing [--slow] [KERNEL]    --slow: more of everything; KERNEL: mma-884, tiles or wgmma
  *                                       alone */
@@ -23,7 +22,7 @@ typedef struct {
     qc_matmul_path path;
     uint32_t variant;
     unsigned sm_least;
-    int workers; /* blocks may go on from tile to tile, and weights may be packed */
+    int workers; /* blocks may go on from tile to tile */
     km_rounding (*rounding)(const km_weight *w);
 } kernel;
 
@@ -72,19 +71,15 @@ static qc_matmul_shape shape(const km_spec *spec, uint64_t m)
                              .has_epilogue = 1};
 }
 
-/* Partial sums have a place, also where the plan has none. */
 static qc_matmul_plan plan_for(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     qc_matmul_plan p;
     KM_OK(qc_matmul_plan_make(d, s, of->path, 0, &p, &km_error));
     assert_true(of->variant == QC_MATMUL_ANY || p.variant == of->variant);
-    if (p.partial_offset == 0)
-        p.partial_offset = p.workspace_bytes ? p.workspace_bytes : QC_MATMUL_HEADER_BYTES;
     return p;
 }
 
-/* y of `count` weights that share the dense x of d[0], in one launch with this plan, to d[i].y.
- * Packed ones run in a graph. */
+/* y of `count` weights that share the dense x of d[0], in one launch with this plan, to d[i].y. */
 static void run(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_t count)
 {
     const qc_matmul_weights *ready[PARTS_MOST];
@@ -93,7 +88,6 @@ static void run(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_
     void *x = NULL, *y[PARTS_MOST] = {NULL}, *bias[PARTS_MOST] = {NULL}, *workspace = NULL;
     const uint64_t m = d->job.m;
     uint64_t partials = 0;
-    qc_cuda_graph graph = NULL;
     qc_cuda_stream s = NULL;
     (void)km_upload(d->x, m * d->k * 2, 0, &x);
     for (uint32_t i = 0; i < count; i++) {
@@ -118,15 +112,8 @@ static void run(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_
     KM_OK(qc_cuda_malloc(&workspace, planned.workspace_bytes, &km_error));
     KM_OK(qc_cuda_stream_create(&s, &km_error));
     KM_OK(qc_cuda_fill(workspace, 0xff, planned.workspace_bytes, s, &km_error));
-    KM_OK(qc_matmul_workspace_init(workspace, planned.workspace_bytes, s, &km_error));
-    if (w->ready.packed)
-        KM_OK(qc_cuda_capture_begin(s, &km_error));
     KM_OK(qc_matmul_run_planned(handle, &planned, ready, io, workspace, planned.workspace_bytes, s,
                                 &km_error));
-    if (w->ready.packed) {
-        KM_OK(qc_cuda_capture_end(&graph, s, &km_error));
-        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
-    }
     for (uint32_t i = 0; i < count; i++) {
         km_download(d[i].y, y[i], m * d[i].job.ldy * 2, s);
         for (uint64_t j = 0; j < m * d[i].job.ldy; j++)
@@ -135,7 +122,6 @@ static void run(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_
         qc_cuda_free(y[i]);
         qc_cuda_free(bias[i]);
     }
-    qc_cuda_graph_destroy(graph);
     qc_cuda_free(x);
     qc_cuda_free(workspace);
     qc_cuda_stream_destroy(s);
@@ -160,29 +146,20 @@ static void expect_bits(const qc_matmul_plan *p, const km_weight *w, const km_da
     }
 }
 
-/* A weight, or a part of it, against the truth and then packed. */
+/* A weight, or a part of it, against the truth. */
 static void check(const qc_matmul_plan *p, const km_spec *spec, const qc_weights_part *part,
                   km_job job)
 {
-    km_weight w, packed;
+    km_weight w;
     km_data d;
     km_weight_make(&w, handle, spec, &rng);
-    packed = w;
-    if (of->workers)
-        km_pack(handle, &packed, job.m % 2);
-    if (part) {
+    if (part)
         KM_OK(qc_matmul_slice(&w.ready, part, &w.ready, &km_error));
-        KM_OK(qc_matmul_slice(&packed.ready, part, &packed.ready, &km_error));
-    }
     km_data_make(&d, &w, &job, &rng);
     run(p, &w, &d, 1);
     km_check(&w, &d, of->rounding(&w));
-    if (of->workers) {
-        km_forget_file(&packed);
-        expect_bits(p, &packed, &d, 1, "packed");
-    }
     km_data_free(&d);
-    km_weight_free(&packed);
+    km_weight_free(&w);
 }
 
 /* Blocks that go on from tile to tile: a tile's parts are as many as its blocks, fewer than there
@@ -224,11 +201,11 @@ TEST(test_every_worker)
         }
 }
 
-/* Several weights in one grid, one of them less than a tile, together, packed, and alone. */
+/* Several weights in one grid, one of them less than a tile, together and alone. */
 static void check_group(const qc_cuda_device *d, const km_spec *like, km_job job, uint32_t splits)
 {
     static const uint64_t ns[PARTS_MOST] = {300, 17, 193};
-    km_weight w[PARTS_MOST], packed[PARTS_MOST];
+    km_weight w[PARTS_MOST];
     km_data data[PARTS_MOST];
     qc_matmul_shape s = shape(like, job.m);
     s.x_dtype = job.x_dtype;
@@ -241,9 +218,6 @@ static void check_group(const qc_cuda_device *d, const km_spec *like, km_job job
         job.bias = i != 1;
         job.ldy = ns[i] + i;
         km_weight_make(&w[i], handle, &spec, &rng);
-        packed[i] = w[i];
-        if (of->workers)
-            km_pack(handle, &packed[i], (int)(job.m % 2));
         km_data_make(&data[i], &w[i], &job, &rng);
         if (i)
             memcpy(data[i].x, data[0].x, job.m * spec.k * 2);
@@ -256,8 +230,6 @@ static void check_group(const qc_cuda_device *d, const km_spec *like, km_job job
     run(&p, w, data, PARTS_MOST);
     for (uint32_t i = 0; i < PARTS_MOST; i++)
         km_check(&w[i], &data[i], of->rounding(&w[i]));
-    if (of->workers)
-        expect_bits(&p, packed, data, PARTS_MOST, "packed in a group");
     if (p.worker_k) { /* borders of blocks depend on all weights; then each in its own parts */
         p.worker_k = 0;
         p.splits = 1;
@@ -267,7 +239,7 @@ static void check_group(const qc_cuda_device *d, const km_spec *like, km_job job
         expect_bits(&p, &w[i], &data[i], 1, "alone");
     for (uint32_t i = 0; i < PARTS_MOST; i++) {
         km_data_free(&data[i]);
-        km_weight_free(&packed[i]);
+        km_weight_free(&w[i]);
     }
 }
 
@@ -289,7 +261,7 @@ TEST(test_groups)
     }
 }
 
-/* Rows and columns that begin and end at borders of what is packed. */
+/* Rows and columns that begin and end within the weight. */
 TEST(test_slices)
 {
     static const qc_weights_part parts[] = {
@@ -382,7 +354,7 @@ TEST(test_no_room)
         km_data_make(&data, &w, &job, &rng);
         qc_shim_set_shared_begin(2048);
         run(&p, &w, &data, 1);
-        km_expect(qc_matmul_check(handle, &err), QC_ERR_INTERNAL, &err, "(fault 2 of its kernel)");
+        km_expect(qc_matmul_check(handle, &err), QC_ERR_INTERNAL, &err, "(fault 1 of its kernel)");
         for (uint64_t e = 0; e < job.m * data.n; e++)
             assert_int_equal(data.y[e], KM_GAP);
         qc_shim_set_shared_begin(1024);
@@ -456,9 +428,7 @@ TEST(test_takes)
     const qc_cuda_device t4 = device(75, 40, 64);
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 8192, .k = 8192, .block = 64};
     qc_matmul_shape s = shape(&spec, 33);
-    for (s.packed = 0; s.packed < 2; s.packed++)
-        assert_true(takes(&h200, &s, 1) && takes(&rtx, &s, 1));
-    s.packed = 0;
+    assert_true(takes(&h200, &s, 1) && takes(&rtx, &s, 1));
     assert_false(takes(&t4, &s, 1));
     assert_false(takes(&h200, &s, 0));
     s.block_elems = 32;

@@ -297,7 +297,6 @@ TEST(test_group_in_a_graph)
     qc_cuda_graph graph = NULL;
     KM_OK(qc_cuda_stream_create(&s, &km_error));
     KM_OK(qc_cuda_malloc(&workspace, bytes, &km_error));
-    KM_OK(qc_matmul_workspace_init(workspace, bytes, s, &km_error));
     KM_OK(qc_cuda_capture_begin(s, &km_error));
     KM_OK(qc_matmul_run_group(handle, ready, io, PARTS, QC_MATMUL_AUTO, workspace, bytes, s,
                               &km_error));

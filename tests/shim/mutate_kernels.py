@@ -9,6 +9,7 @@ or the change is harmless, which harmless_mutants.txt says with the reason.
   bound     one `a < b` of a for, if, while or ?: becomes `a <= b`, or `a + 1 < b`
   fragment  one index of a fragment in the shim's matrix wrappers is another
   slice     one step of an epilogue or one use of where a slice begins is left out (SLICE)
+  ring      one of the rules by which matmul_ring.cu shares stages and sums is broken (RING)
 
   mutate_kernels.py --build BUILD [--kind KIND]... [--file NAME]... [--sample N] [--seed S] [--list]
 
@@ -50,19 +51,17 @@ TESTS = {
     "kernels/matmul_input.cu": ["products gemv", "graph", "products mma-884", "products general", "api", "experts"],
     "kernels/matmul_reduce.cu": ["products gemv", "graph", "products mma-884", "api"],
     "kernels/matmul_reference.cu": ["products gemv", "products mma-884", "api"],
-    "kernels/matmul_dense_rows.cu": ["api", "packed"],
+    "kernels/matmul_dense_rows.cu": ["api"],
     "kernels/matmul_mma884.cu": ["products mma-884", "sharing mma-884"],
-    "kernels/matmul_packed.cu": ["packed"],
     "kernels/matmul_mma16816.cu": ["products general", "experts"],
-    "kernels/matmul_stream.cu": ["graph", "stream", "products stream"],
+    "kernels/matmul_ring.cu": ["graph", "ring", "products ring", "products ring-32"],
     "kernels/matmul_tiles.cu": ["sharing tiles", "products tiles"],
-    "kernels/matmul_tiles_packed.cu": ["sharing tiles", "products tiles"],
     "kernels/matmul_wgmma.cu": ["graph", "sharing wgmma", "products wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
-            "feedback_search", "scale_search", "products gemv", "graph", "packed", "sharing mma-884", "products mma-884",
-            "products stream", "products general", "api", "experts", "stream", "sharing wgmma", "sharing tiles",
+            "feedback_search", "scale_search", "products gemv", "graph", "sharing mma-884", "products mma-884",
+            "products ring", "products ring-32", "products general", "api", "experts", "ring", "sharing wgmma", "sharing tiles",
             "products tiles", "products wgmma", "feedback_outputs", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
@@ -76,16 +75,18 @@ FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2
             ("p->a, 2 + h", "p->a, 4 + h"), ("p->a, 4 + h", "p->a, 2 + h"),
             ("p->b, 2 + h", "p->b, h"), ("half_of(p->b, k)", "half_of(p->b, 3 - k)"),
             ("8 * i + lane / 4", "8 * i + lane % 4")]
-# What is left out, of which file, and in which unit; shim_slice and shim_packed are about them.
-SLICE = [("kernels/matmul_run.cuh", "if (o.residual)", "if (false)", "kernels/matmul_stream.cu"),
+# What is left out, of which file, and in which unit; shim_slice is about them.
+SLICE = [("kernels/matmul_run.cuh", "if (o.residual)", "if (false)", "kernels/matmul_ring.cu"),
          ("kernels/matmul_run.cuh", "if (o.gate)", "if (false)", "kernels/matmul_reduce.cu"),
-         ("kernels/matmul_stream.cu", "(to->w.first / ENTRY_K)", "0", "kernels/matmul_stream.cu"),
-         ("kernels/matmul_share.cuh", "(to->w.first / QC_SHARE_BLOCK)", "0", "kernels/matmul_tiles.cu"),
-         ("kernels/matmul_run.cuh", "qc_packed_codes(m)", "s.codes", "kernels/matmul_dense_rows.cu"),
-         ("kernels/matmul_run.cuh", "qc_packed_scales(m)", "m->w.absmax_codes", "kernels/matmul_dense_rows.cu"),
-         ("kernels/matmul_dense_rows.cu", "- first_row) * ld_units", ") * ld_units", "kernels/matmul_dense_rows.cu"),
-         ("kernels/matmul_dense_rows.cu", "if (n < first_row || n >= end)", "if (n >= end)",
-          "kernels/matmul_dense_rows.cu")]
+         ("kernels/matmul_ring.cu", "(to->w.first / granule)", "0", "kernels/matmul_ring.cu"),
+         ("kernels/matmul_share.cuh", "(to->w.first / QC_SHARE_BLOCK)", "0", "kernels/matmul_tiles.cu")]
+# A group of copies that is waited for too early, a stage that is used again too soon, sums out of order, and a tile that
+# is finished too early: of the ring.
+RING = [("kernels/matmul_ring.cu", "qc_cp_async_wait<S::stages - 2>();", "qc_cp_async_wait<S::stages - 1>();"),
+        ("kernels/matmul_ring.cu", "free_at = at;", ";"),
+        ("kernels/matmul_ring.cuh", "sums + p.piece * each", "sums + (a.ring.pieces - 1 - p.piece) * each"),
+        ("kernels/matmul_ring.cuh", "!= a.ring.pieces - 1)", "!= (a.ring.pieces - 1) / 2)"),
+        ("kernels/matmul_ring.cuh", "(p.turn >> a.ring.slots_log) + 1", "(p.turn >> a.ring.slots_log)")]
 
 
 class Mutant:
@@ -126,6 +127,10 @@ def mutants_of(path):
             at = code.index(old)
             found.append(Mutant(path, "slice", at, at + len(old), text, new))
             found[-1].unit = unit
+    for changed, old, new in RING:
+        if changed == path:
+            at = code.index(old)
+            found.append(Mutant(path, "ring", at, at + len(old), text, new))
     if path == WRAPPERS:
         begin = code.index("ldmatrix_compute")
         for old, new in FRAGMENT:
@@ -243,7 +248,7 @@ def judge(build, mutant):
             f.write(mutant.text)
         units = ["tests/kernels/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
             else [mutant.unit] if mutant.unit else includers(mutant.path)
-        about = {u: ["slice", "packed"] if mutant.unit else TESTS[u] for u in units}
+        about = {u: ["slice"] if mutant.unit else TESTS[u] for u in units}
         objects = {}
         topics = []
         for unit in units:
@@ -282,7 +287,7 @@ def harmless_list():
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--build", required=True)
-    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment", "slice"])
+    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment", "slice", "ring"])
     p.add_argument("--file", action="append")
     p.add_argument("--sample", type=int)
     p.add_argument("--seed", type=int, default=1)

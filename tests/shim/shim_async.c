@@ -175,24 +175,24 @@ static int poisoned(const void *p, size_t bytes)
  * put there tells. */
 static void check_untouched(const qc_shim_copy *c, const unsigned char *shared_memory)
 {
-    if (!poisoned(c->shared, 16))
+    if (!poisoned(c->shared, c->size))
         qc_shim_fault(
             "offset %zu of shared memory was written while a cp.async to it was under way",
             (size_t)((const unsigned char *)c->shared - shared_memory));
 }
 
-void qc_shim_cp_async(void *shared, const void *global, unsigned bytes)
+void qc_shim_cp_async(void *shared, const void *global, unsigned size, unsigned bytes)
 {
     qc_shim_copies *c = qc_shim_get_here().copies;
     qc_shim_need_sm("cp.async", 80);
-    qc_shim_check_shared("cp.async", shared, 16);
-    if (bytes != 0 && bytes != 16)
+    qc_shim_check_shared("cp.async", shared, size);
+    if (bytes != 0 && bytes != size)
         qc_shim_fault("cp.async of %u bytes", bytes);
-    if (bytes && (uintptr_t)global % 16)
-        qc_shim_fault("cp.async from %p, which is not aligned to 16 bytes", global);
+    if (bytes && (uintptr_t)global % size)
+        qc_shim_fault("cp.async from %p, which is not aligned to %u bytes", global, size);
     c->list = grown(c->list, c->count, &c->room, sizeof(*c->list));
-    memset(shared, POISON, 16);
-    c->list[c->count++] = (qc_shim_copy){shared, global, bytes, c->groups};
+    memset(shared, POISON, size);
+    c->list[c->count++] = (qc_shim_copy){shared, global, size, bytes, c->groups};
 }
 
 void qc_shim_cp_commit(void)
@@ -206,9 +206,9 @@ static void land_copy(qc_shim_copies *c, const unsigned char *shared_memory)
     const qc_shim_copy *first = &c->list[c->first];
     check_untouched(first, shared_memory);
     if (first->bytes)
-        memcpy(first->shared, first->global, 16);
+        memcpy(first->shared, first->global, first->size);
     else
-        memset(first->shared, 0, 16);
+        memset(first->shared, 0, first->size);
     c->landed++;
     if (++c->first == c->count)
         c->first = c->count = 0;
@@ -719,6 +719,10 @@ void qc_shim_registers(const char *what, unsigned count)
 
 void qc_shim_async_name(const qc_shim_async *x, const void *event, char *text, size_t bytes)
 {
+    if (!x) { /* nothing runs on its own here */
+        snprintf(text, bytes, "a word of shared memory");
+        return;
+    }
     for (unsigned i = 0; i < x->barriers_count; i++) {
         const barrier *b = &x->barriers[i];
         if (b != event)

@@ -290,6 +290,20 @@ void qc_shim_wake(const void *event)
         }
 }
 
+void qc_shim_shared_wait(const uint32_t *word, uint32_t value)
+{
+    qc_shim_check_shared("a wait for a word", word, sizeof(*word));
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value)
+        qc_shim_wait_for(word);
+}
+
+void qc_shim_shared_set(uint32_t *word, uint32_t value)
+{
+    qc_shim_check_shared("a word that is waited for", word, sizeof(*word));
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    qc_shim_wake(word);
+}
+
 /* ---- the kernel in front --------------------------------------------------------------------- */
 
 void qc_shim_grid_wait(void)

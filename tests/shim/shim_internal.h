@@ -115,7 +115,7 @@ void qc_shim_thread_ends(void);
 typedef struct {
     void *shared;
     const void *global;
-    unsigned bytes;
+    unsigned size, bytes; /* written, and read: as many or 0 */
     uint64_t group;
 } qc_shim_copy;
 typedef struct {

@@ -10,7 +10,6 @@ import functools
 import torch
 from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
-from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
@@ -21,10 +20,7 @@ from vllm.platforms import current_platform
 from .. import errors
 from . import NAME, is_output
 from .experts import QconvExperts, has_quantized_experts
-from .loader import packs
 from .pieces import PLAIN, Piece, joined, reading, runs, taken
-
-logger = init_logger(__name__)
 
 
 @register_quantization_config(NAME)
@@ -63,14 +59,11 @@ class QconvConfig(QuantizationConfig):
             model = get_current_vllm_config().model_config.model
             return QconvExperts(layer.moe_config) if has_quantized_experts(model) else None
         if isinstance(layer, LinearBase):
-            return QconvLinear(packs(get_current_vllm_config().load_config))
+            return QconvLinear()
         return None
 
 
 class QconvLinear(LinearMethodBase):
-    def __init__(self, packs=False):
-        self.packs = packs  # the weights that can be
-
     def create_weights(self, layer, input_size_per_partition, output_partition_sizes, input_size, output_size,
                        params_dtype, **extra):
         weight = Parameter(torch.empty(0, dtype=params_dtype), requires_grad=False)
@@ -106,12 +99,6 @@ class QconvLinear(LinearMethodBase):
             layer.quant_method.process_weights_after_loading(layer)
         else:
             layer.qconv_pieces = torch.nn.ModuleList(pieces)
-            for piece in pieces if self.packs else ():
-                try:
-                    if piece.numbers is not None:
-                        piece.pack()
-                except errors.Error as e:
-                    logger.warning_once("qconv: weights are not packed: %s", e)
 
     def apply(self, layer, x, bias=None):
         parts = [piece(x) for piece in layer.qconv_pieces]

@@ -11,19 +11,13 @@ from .pieces import handle
 from .._stored import Output
 
 
-def packs(load_config) -> bool:
-    """Whether --model-loader-extra-config asks for packed weights."""
-    asked = load_config.model_loader_extra_config if load_config.load_format == NAME else {}
-    if set(asked) - {"packed"} or not isinstance(asked.get("packed", False), bool):
-        raise errors.UsageError(f"--model-loader-extra-config is {asked}; expected {{\"packed\": true}} or false")
-    return asked.get("packed", False)
-
-
 @register_model_loader(NAME)
 class QconvLoader(BaseModelLoader):
     def __init__(self, load_config):
         super().__init__(load_config)
-        packs(load_config)
+        if load_config.model_loader_extra_config:
+            raise errors.UsageError(f"--model-loader-extra-config is {load_config.model_loader_extra_config}; load format "
+                                    "qconv has none")
 
     def download_model(self, model_config):
         if not is_output(model_config.model):

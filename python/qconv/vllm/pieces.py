@@ -13,8 +13,8 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from .. import errors, ops
 from .._weights import ROLES
-from ..torch import Packing, QuantizedTensor
 from .._stored import Part
+from ..torch import QuantizedTensor
 
 PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 _tables = weakref.WeakValueDictionary()
@@ -67,7 +67,7 @@ def reading(layer_name, weight, rows, cols, like, or_restored=False):
     return lambda: part
 
 
-class Piece(Packing, torch.nn.Module):
+class Piece(torch.nn.Module):
     """Outputs [first, first + count) of a layer: a Part, or a plain tensor [count, columns]."""
 
     def __init__(self, first, count, weight):

@@ -46,20 +46,6 @@ static inline uint4 qc_ld_stream_16(const void *p)
     return v;
 }
 
-static inline uint4 qc_ld_stream_16_ahead(const void *p)
-{
-    return qc_ld_stream_16(p);
-}
-
-static inline uint2 qc_ld_stream_8(const void *p)
-{
-    if (reinterpret_cast<uintptr_t>(p) % 8)
-        qc_shim_fault("8-byte load from %p, which is not aligned", p);
-    uint2 v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
-
 /* As on hardware, the block's own does not start at 0. */
 static inline uint32_t qc_shared_address(const void *p)
 {
@@ -86,32 +72,31 @@ static inline void qc_grid_release(void)
     qc_shim_grid_release();
 }
 
-/* Another block of the grid may run before this thread goes on. */
-static inline uint32_t qc_add_acq_rel(uint32_t *p, uint32_t v)
+static inline uint32_t qc_shared_add(uint32_t *p, uint32_t v)
 {
-    uint32_t before = __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
-    qc_shim_pause();
-    return before;
+    qc_shim_check_shared("an addition", p, sizeof(*p));
+    return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
-
-static inline void qc_st_system(uint32_t *p, uint32_t v)
+static inline void qc_shared_wait(const uint32_t *p, uint32_t v)
 {
-    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+    qc_shim_shared_wait(p, v);
 }
-
-/* On hardware an address without memory would be ignored; here it is an error. */
-static inline void qc_prefetch_l2(const void *p)
+static inline void qc_shared_set(uint32_t *p, uint32_t v)
 {
-    (void)*static_cast<const volatile unsigned char *>(p);
+    qc_shim_shared_set(p, v);
 }
 
 static inline void qc_cp_async_16(void *shared, const void *global, unsigned bytes)
 {
-    qc_shim_cp_async(shared, global, bytes);
+    qc_shim_cp_async(shared, global, 16, bytes);
 }
 static inline void qc_cp_async_stream_16(void *shared, const void *global, unsigned bytes)
 {
-    qc_shim_cp_async(shared, global, bytes);
+    qc_shim_cp_async(shared, global, 16, bytes);
+}
+static inline void qc_cp_async_4(void *shared, const void *global, unsigned bytes)
+{
+    qc_shim_cp_async(shared, global, 4, bytes);
 }
 static inline void qc_cp_async_commit(void)
 {

@@ -46,6 +46,9 @@ void *qc_shim_shared(size_t bytes, size_t alignment);
 extern unsigned qc_shim_shared_begin;
 /* Ends the process unless p is aligned and [p, p + bytes) lies in the block's shared memory. */
 void qc_shim_check_shared(const char *what, const void *p, size_t bytes);
+/* As qc_shared_wait and qc_shared_set of kernels/ptx.cuh. */
+void qc_shim_shared_wait(const uint32_t *word, uint32_t value);
+void qc_shim_shared_set(uint32_t *word, uint32_t value);
 /* Ends the process unless the running device is at least this. */
 void qc_shim_need_sm(const char *what, unsigned sm);
 
@@ -55,7 +58,8 @@ void qc_shim_grid_wait(void);
 void qc_shim_pause(void);
 void qc_shim_grid_release(void);
 
-void qc_shim_cp_async(void *shared, const void *global, unsigned bytes);
+/* Writes `size` bytes, read from global memory, or zeros where `bytes` is 0. */
+void qc_shim_cp_async(void *shared, const void *global, unsigned size, unsigned bytes);
 void qc_shim_cp_commit(void);
 void qc_shim_cp_wait(unsigned pending);
 
