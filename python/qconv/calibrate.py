@@ -79,13 +79,7 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
 def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: Mapping[str, Any],
             progress: Optional[ProgressCallback], shown: bool) -> Union[None, Conversion, DryRun]:
     """Checks what can be checked without torch, and calibrates."""
-    try:
-        share = None if own["mix"] == "auto" else float(own["mix"])
-    except ValueError:
-        share = 1.0
-    if share is not None and not 0 <= share < 1:
-        raise UsageError("--mix is '%s'; expected auto, or a share of all tokens from 0 and below 1" % own["mix"])
-    own = dict(own, mix=share)
+    own = dict(own, mix=share_of(own["mix"]))
     if own["sided"] not in (None, "one", "two"):
         raise UsageError("--sided is '%s'; expected one or two" % own["sided"])
     for name, least in (("tokens", 1), ("context", 2)):
@@ -96,6 +90,17 @@ def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: M
     _stream_needs.check()
     from ._calibrate_run import calibrated
     return calibrated(typed, model, out, own, progress, shown)
+
+
+def share_of(mix: Union[str, float]) -> Optional[float]:
+    """What --mix says; None: auto."""
+    try:
+        share = None if mix == "auto" else float(mix)
+    except ValueError:
+        share = 1.0
+    if share is not None and not 0 <= share < 1:
+        raise UsageError("--mix is '%s'; expected auto, or a share of all tokens from 0 and below 1" % mix)
+    return share
 
 
 def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:
