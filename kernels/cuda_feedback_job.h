@@ -1,4 +1,4 @@
-/* Shared by cuda_feedback_weight.c and _outputs.c; not for callers. A weight that is
+/* Shared by cuda_feedback_weight.c, _products.c and _outputs.c; not for callers. A weight that is
  * being quantized: what is asked for, the piece at work, and its arrays on the device. */
 #ifndef QC_KERNELS_CUDA_FEEDBACK_JOB_H
 #define QC_KERNELS_CUDA_FEEDBACK_JOB_H
@@ -58,7 +58,7 @@ typedef struct {
     qc_cuda_rows r;
 } qc_cuda_feedback_job;
 
-/* ---- products of the piece (cuda_feedback_weight.c) ---- */
+/* ---- cuda_feedback_products.c ---- */
 
 /* The right-hand side of a product: [k, cols], or [cols, k] if it is transposed. */
 typedef struct {

@@ -139,51 +139,6 @@ static uint64_t piece_rows(const job *j, uint64_t limit)
     return qc_min_u64(qc_sat_mul(low, unit), j->rows);
 }
 
-/* ---- products ---- */
-
-qc_status qc_cuda_piece_multiply(const job *j, qc_cuda_strip x, factor f, float *y, uint64_t ldy,
-                                 double alpha, double beta, qc_error *err)
-{
-    const qc_cublas_product_args a = {.a = x.at,
-                                      .b = f.b.at,
-                                      .y = y,
-                                      .dtype = QC_DTYPE_F32,
-                                      .y_dtype = QC_DTYPE_F32,
-                                      .trans_b = f.trans,
-                                      .m = j->count,
-                                      .n = f.cols,
-                                      .k = f.k,
-                                      .lda = x.ld,
-                                      .ldb = f.b.ld,
-                                      .ldy = ldy,
-                                      .alpha = alpha,
-                                      .beta = beta};
-    return f.k == 0 || f.cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
-}
-
-qc_status qc_cuda_piece_times_h(const job *j, const float *x, uint64_t low, uint64_t high,
-                                stretch s, double left, float *y, qc_error *err)
-{
-    const uint64_t n = j->n, col = s.col, cols = s.cols, behind = col + cols;
-    const float *hu = j->f->hu;
-    QC_TRY(qc_cuda_rows_square(hu, n, col, cols, j->d.square, j->f->tools.stream, err));
-    QC_TRY(qc_cuda_piece_multiply(j, (qc_cuda_strip){x + col, n},
-                                  (factor){{j->d.square, cols}, 0, cols, cols}, y, SUPER, 1.0, 0.0,
-                                  err));
-    QC_TRY(qc_cuda_piece_multiply(j, (qc_cuda_strip){x + low, n},
-                                  (factor){{hu + low * n + col, n}, 0, col - low, cols}, y, SUPER,
-                                  left, 1.0, err));
-    return qc_cuda_piece_multiply(j, (qc_cuda_strip){x + behind, n},
-                                  (factor){{hu + col * n + behind, n}, 1, high - behind, cols}, y,
-                                  SUPER, 1.0, 1.0, err);
-}
-
-qc_status qc_cuda_piece_pass_on(const job *j, factor square, uint64_t behind, qc_error *err)
-{
-    return qc_cuda_piece_multiply(j, (qc_cuda_strip){j->d.less, PANEL}, square, j->d.g + behind,
-                                  SUPER, 1.0, 1.0, err);
-}
-
 /* ---- traces ---- */
 
 /* Adds the diagonal of x H x^T to traces[which], and that of G x H x^T to traces[3 + which]. */
