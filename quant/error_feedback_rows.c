@@ -147,7 +147,7 @@ void qc_feedback_load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t
         for (uint64_t k = 0; k < cols; k++) {
             const int code = row + l < c->rows ? code_of(c, (row + l) * c->j->f->n + col + k) : 0;
             t->code[k][l] = code;
-            t->value[k][l] = form->value(code, t->scale[k][l]);
+            t->value[k][l] = qc_form_value(form, code, t->scale[k][l]);
         }
 }
 
@@ -255,7 +255,7 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
     uint64_t changed = 0;
     for (uint64_t r = 0; r < c->rows; r++)
         for (uint64_t k = 0; k < cols; k++)
-            c->units[r * cols + k] = form->unit(code_of(c, r * n + col + k));
+            c->units[r * cols + k] = qc_form_unit(form, code_of(c, r * n + col + k));
     f->b->f.ssymm(QC_BLAS_ROWS, QC_BLAS_RIGHT, QC_BLAS_UPPER, (int)c->rows, (int)cols, 1.0f,
                   f->hu + col * n + col, (int)n, c->units, (int)cols, 0.0f, c->v, (int)cols);
     for (uint64_t r = 0; r < c->rows; r++) {
@@ -281,7 +281,7 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
             j->out->absmax_codes[index] = code;
         for (uint64_t k = 0; k < cols; k++) {
             const int code_k = code_of(c, r * n + col + k);
-            e[k] = j->target[(c->first + r) * n + col + k] - form->value(code_k, better);
+            e[k] = j->target[(c->first + r) * n + col + k] - qc_form_value(form, code_k, better);
             g[k] -= (float)more * v[k];
         }
     }

@@ -61,17 +61,12 @@ static uint32_t block_count(const search *c, uint64_t block)
     return qc_min_u32(left, c->form->block_elems);
 }
 
-static uint32_t padded(uint32_t n)
-{
-    return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
-}
-
 static uint32_t read_block(const search *c, uint64_t block)
 {
     const uint32_t n = block_count(c, block);
     float *x = c->scratch->x;
     steps.widen(c->src + block * c->form->block_elems * c->element_bytes, c->dtype, n, x);
-    for (uint32_t i = n; i < padded(n); i++)
+    for (uint32_t i = n; i < qc_search_padded(n); i++)
         x[i] = 0.0f;
     return n;
 }
@@ -129,20 +124,16 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
     const uint32_t n = read_block(c, block);
     float *x = c->scratch->x;
     qc_search_look look;
-    steps.look(x, padded(n), 1, c->screen, &look);
+    steps.look(x, qc_search_padded(n), 1, c->screen, &look);
     *out = (qc_search_target){.absmax = look.absmax};
-    if (!isfinite(look.absmax)) {
-        uint32_t i = 0;
-        while (isfinite(x[i]))
-            i++;
-        qc_search_report_bad(c->src, c->dtype, block * c->form->block_elems + i, c->sums);
-        return 0;
-    }
+    if (!isfinite(look.absmax))
+        return qc_find_absmax(x, n, c->src, c->dtype, block * c->form->block_elems, &out->absmax,
+                              c->sums);
     if (look.absmax == 0.0f)
         return 1;
     if (look.absmax < QC_TINY_ABSMAX) {
         scale_up(x, n);
-        steps.look(x, padded(n), 1, c->screen, &look);
+        steps.look(x, qc_search_padded(n), 1, c->screen, &look);
     }
     finish_target(c, &look, out->absmax, out);
     return 1;
@@ -281,7 +272,8 @@ static void try_window(const search *c, const lattice *l, const qc_search_target
         for (unsigned j = 0; j < count; j++)
             s[j] = scale_of(l, first + done + j);
         find_inverses(c, b->absmax, s, count, inv);
-        steps.errors(c->tables, c->scratch->x, padded(n), 1, c->form->ops, inv, count, rr);
+        steps.errors(c->tables, c->scratch->x, qc_search_padded(n), 1, c->form->ops, inv, count,
+                     rr);
         choice one = best_of(c, b, s, inv, rr, count);
         one.code += first + done;
         if (one.usable && (!best->usable || one.error < best->error))
@@ -308,7 +300,7 @@ static void note_largest(const search *c, const float *x, uint64_t block, uint32
 {
     const qc_form_ops *form = c->form->ops;
     for (uint32_t i = 0; i < n; i++) {
-        const float value = form->unit(qc_form_code_at(form, codes, i));
+        const float value = qc_form_unit(form, qc_form_code_at(form, codes, i));
         const double error = (double)fabsf(x[i] - value * s);
         if (error > c->sums->max_err) {
             c->sums->max_err = error;
@@ -329,12 +321,13 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
     const float lift = lift_of(b->absmax);
     const size_t bytes = (size_t)qc_form_code_bytes(c->form, n);
     uint8_t *codes = codes_of(c, block);
-    const int whole = n == padded(n);
+    const int whole = n == qc_search_padded(n);
     float largest = INFINITY;
     if (best->usable) {
         uint8_t *to = whole ? codes : c->scratch->codes;
         const float inv = inverse_of(c, best->s * lift);
-        largest = steps.encode(c->scratch->x, padded(n), 1, c->form->ops, &inv, &best->s, to);
+        largest =
+            steps.encode(c->scratch->x, qc_search_padded(n), 1, c->form->ops, &inv, &best->s, to);
         if (!whole)
             memcpy(codes, to, bytes);
     } else {
@@ -492,8 +485,8 @@ static void settle_block(const search *c, const lattice *l, uint64_t first, unsi
             best = choose_nested(c, l, b, best.code, n);
         } else {
             float rr[QC_SEARCH_CANDIDATES];
-            steps.errors(c->tables, s->x, padded(n), 1, c->form->ops, s->inverse + i * c->tried,
-                         c->tried, rr);
+            steps.errors(c->tables, s->x, qc_search_padded(n), 1, c->form->ops,
+                         s->inverse + i * c->tried, c->tried, rr);
             best = choose(c, i, rr);
         }
         encode_block(c, first + i, b, n, &best);
@@ -617,16 +610,6 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     search_groups(&c, blocks);
-}
-
-static void search_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
-                        int8_t *codes, float *scb, void *scratch, qc_piece_sums *sums)
-{
-    const qc_form form = {.ops = &qc_form_int8_rows, .cols = cols};
-    const qc_search_out out = {.codes = codes, .absmax = scb};
-    for (uint64_t row = 0; cols == 0 && row < rows; row++)
-        scb[row] = 0.0f;
-    qc_search_rows_with(&steps, &form, src, dtype, rows * cols, &out, scratch, sums);
 }
 
 #endif

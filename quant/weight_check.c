@@ -24,7 +24,7 @@ void qc_check_init(qc_check *f, const qc_form *form)
         return;
     f->largest = 0.0f;
     for (int c = 0; c < 16; c++)
-        own[c] = form->ops->unit(c);
+        own[c] = qc_form_unit(form->ops, c);
     f->mapped = memcmp(map, own, sizeof f->map) != 0;
     memcpy(f->map, map, sizeof f->map);
     for (unsigned c = 0; c < 16; c++) {
