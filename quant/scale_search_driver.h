@@ -294,21 +294,6 @@ static choice choose_nested(const search *c, const lattice *l, const qc_search_t
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* Notes the largest |x - x'| of the block; x are the n elements as they are in the source. */
-static void note_largest(const search *c, const float *x, uint64_t block, uint32_t n, float s,
-                         const uint8_t *codes)
-{
-    const qc_form_ops *form = c->form->ops;
-    for (uint32_t i = 0; i < n; i++) {
-        const float value = qc_form_unit(form, qc_form_code_at(form, codes, i));
-        const double error = (double)fabsf(x[i] - value * s);
-        if (error > c->sums->max_err) {
-            c->sums->max_err = error;
-            c->sums->max_index = block * c->form->block_elems + i;
-        }
-    }
-}
-
 static uint8_t *codes_of(const search *c, uint64_t block)
 {
     return (uint8_t *)c->out->codes + qc_form_code_bytes(c->form, block * c->form->block_elems);
@@ -340,27 +325,11 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
         largest = INFINITY;
     }
     if ((double)largest > c->sums->max_err)
-        note_largest(c, c->scratch->x, block, n, best->s, codes);
-}
-
-static void encode_zeros(const search *c, uint64_t block)
-{
-    memset(codes_of(c, block), qc_form_zero_byte(c->form->ops),
-           (size_t)qc_form_code_bytes(c->form, block_count(c, block)));
+        qc_search_note_largest(c->form->ops, c->scratch->x, n, codes, best->s,
+                               block * c->form->block_elems, c->sums);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
-
-static float largest_difference(const search *c, unsigned count)
-{
-    float largest = 0.0f;
-    for (unsigned i = 0; i < count; i++) {
-        const float t = c->scratch->target[i];
-        const float d = t != 0.0f ? fabsf(t - c->form->offset) : 0.0f;
-        largest = d > largest ? d : largest;
-    }
-    return isfinite(largest) ? largest : FLT_MAX;
-}
 
 /* Writes the codes nearest to the targets of a group to scratch. The vector code of double
  * quantization finds them wherever its nested absmax is the one asked for. */
@@ -374,31 +343,25 @@ static void nearest_codes(const search *c, const lattice *l, unsigned count)
         c->scratch->nearest[i] = (uint8_t)nearest_code(l, c->scratch->target[i]);
 }
 
-static double group_error(const search *c, uint64_t first, unsigned count, float nested_absmax)
-{
-    const lattice l = make_lattice(nested_absmax, c->form->offset);
-    double sum = 0.0;
-    nearest_codes(c, &l, count);
-    for (unsigned i = 0; i < count; i++) {
-        const qc_search_target *b = &c->scratch->of[i];
-        if (b->target != 0.0f) {
-            uint32_t n = read_scaled(c, first + i, b);
-            sum += choose_nested(c, &l, b, c->scratch->nearest[i], n).error;
-        }
-    }
-    return sum;
-}
-
+/* Returns the nested absmax of least error among some shares of this one. */
 static float refit(const search *c, uint64_t first, unsigned count, float nested_absmax)
 {
     float best = nested_absmax;
     double least = INFINITY;
     for (unsigned k = 0; k < QC_SEARCH_REFIT_COUNT; k++) {
-        float candidate = nested_absmax * refit_shares[k];
-        double error = group_error(c, first, count, candidate);
+        const lattice l = make_lattice(nested_absmax * refit_shares[k], c->form->offset);
+        double error = 0.0;
+        nearest_codes(c, &l, count);
+        for (unsigned i = 0; i < count; i++) {
+            const qc_search_target *b = &c->scratch->of[i];
+            if (b->target == 0.0f)
+                continue;
+            const uint32_t n = read_scaled(c, first + i, b);
+            error += choose_nested(c, &l, b, c->scratch->nearest[i], n).error;
+        }
         if (error < least) {
             least = error;
-            best = candidate;
+            best = l.nested_absmax;
         }
     }
     return best;
@@ -478,7 +441,8 @@ static void settle_block(const search *c, const lattice *l, uint64_t first, unsi
     choice best = {.code = c->form->nested ? s->nearest[i] : 0};
     if (b->target == 0.0f) {
         best.s = c->form->nested ? scale_of(l, best.code) : qc_form_round_scale(c->form, 0.0f);
-        encode_zeros(c, first + i);
+        memset(codes_of(c, first + i), qc_form_zero_byte(c->form->ops),
+               (size_t)qc_form_code_bytes(c->form, block_count(c, first + i)));
     } else {
         const uint32_t n = read_scaled(c, first + i, b);
         if (c->refits) {
@@ -522,7 +486,8 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
         c->sums->sum_ee += best[j].error;
         put_choice(c, first + i + j, &best[j]);
         if ((double)largest > c->sums->max_err)
-            note_largest(c, s->x + j * n, first + i + j, n, scale[j], codes_of(c, first + i + j));
+            qc_search_note_largest(c->form->ops, s->x + j * n, n, codes_of(c, first + i + j),
+                                   scale[j], (first + i + j) * n, c->sums);
     }
     return 1;
 }
@@ -530,7 +495,13 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 /* Finds how the scales of a group are represented, and the codes nearest to its targets. */
 static lattice settle_lattice(const search *c, uint64_t first, unsigned count)
 {
-    float nested_absmax = largest_difference(c, count);
+    float nested_absmax = 0.0f;
+    for (unsigned i = 0; i < count; i++) {
+        const float t = c->scratch->target[i];
+        const float d = t != 0.0f ? fabsf(t - c->form->offset) : 0.0f;
+        nested_absmax = d > nested_absmax ? d : nested_absmax;
+    }
+    nested_absmax = isfinite(nested_absmax) ? nested_absmax : FLT_MAX;
     if (c->refits)
         nested_absmax = refit(c, first, count, nested_absmax);
     const lattice l = make_lattice(nested_absmax, c->form->offset);

@@ -224,6 +224,10 @@ typedef struct {
     _Alignas(64) float inverse[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES]; /* 0: not usable */
 } qc_search_scratch;
 
+/* Notes the largest |x - x'| of elements from `first` on; x are as they are in the source. */
+void qc_search_note_largest(const qc_form_ops *form, const float *x, uint32_t n,
+                            const uint8_t *codes, float scale, uint64_t first, qc_piece_sums *sums);
+
 /* What scale_search.h says of forms by rows, done with these steps for n elements. */
 void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, const void *src,
                          qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,

@@ -76,13 +76,12 @@ static float best_scale(const row_search *c, uint64_t first, float absmax)
     return s[best];
 }
 
-static void note_largest(const row_search *c, uint32_t n, const uint8_t *codes, float scale,
-                         uint64_t first, qc_piece_sums *sums)
+void qc_search_note_largest(const qc_form_ops *form, const float *x, uint32_t n,
+                            const uint8_t *codes, float scale, uint64_t first, qc_piece_sums *sums)
 {
-    const qc_form_ops *form = c->form->ops;
     for (uint32_t i = 0; i < n; i++) {
         const float value = qc_form_value(form, qc_form_code_at(form, codes, i), scale);
-        const double error = (double)fabsf(c->run->x[i] - value);
+        const double error = (double)fabsf(x[i] - value);
         if (error > sums->max_err) {
             sums->max_err = error;
             sums->max_index = first + i;
@@ -105,7 +104,7 @@ static void encode_row(const row_search *c, uint64_t first, float scale, qc_piec
         sums->sum_ee += (double)ee * s2;
         sums->sum_xx += (double)xx * s2;
         if ((double)largest > sums->max_err)
-            note_largest(c, n, to, scale, first + col, sums);
+            qc_search_note_largest(c->form->ops, c->run->x, n, to, scale, first + col, sums);
     }
 }
 

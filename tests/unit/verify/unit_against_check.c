@@ -1,4 +1,4 @@
-/* qc_check_blocks and qc_check_rows: sums against a plain reading in double, every code changed,
+/* qc_check_codes: sums against a plain reading in double, every code changed,
  * scales of both signs, and the same from every instruction set. */
 #include "quant/scale_search.h"
 #include "quant/weight_check.h"
@@ -42,12 +42,8 @@ static qc_check_sums check_with(const qc_quant_ops *ops)
     static int8_t codes_ref[MOST];
     qc_check_sums s;
     memset(&s, 0, sizeof s);
-    if (qc_form_by_rows(&p.check.form))
-        qc_check_rows(ops, &p.check, p.x, QC_DTYPE_F32, p.n / p.check.form.cols,
-                      (const int8_t *)p.codes, p.scales, codes_ref, &scratch, &s);
-    else
-        qc_check_blocks(ops, &p.check, p.x, QC_DTYPE_F32, p.n, p.codes, p.scales, p.slack, &scratch,
-                        &s);
+    qc_check_codes(ops, &p.check, p.x, QC_DTYPE_F32, p.n, p.codes, p.scales, p.slack, codes_ref,
+                   &scratch, &s);
     return s;
 }
 
@@ -439,9 +435,9 @@ TEST(test_pieces)
     qc_check_sums_init(&sum);
     for (uint64_t first = 0; first < p.n; first += QC_CHECK_CHUNK) {
         uint64_t n = p.n - first < QC_CHECK_CHUNK ? p.n - first : QC_CHECK_CHUNK;
-        qc_check_blocks(qc_quant_ops_for(QC_ISA_SCALAR), &p.check, p.x + first, QC_DTYPE_F32, n,
-                        p.codes + first / 2, p.scales + first / 64, p.slack + first / 64, &scratch,
-                        &part);
+        qc_check_codes(qc_quant_ops_for(QC_ISA_SCALAR), &p.check, p.x + first, QC_DTYPE_F32, n,
+                       p.codes + first / 2, p.scales + first / 64, p.slack + first / 64, NULL,
+                       &scratch, &part);
         qc_check_add(&sum, &part, first);
     }
     assert_true(fabs(sum.sum_ee - whole.sum_ee) <= 1e-12 * whole.sum_ee);
