@@ -59,7 +59,8 @@ static void quantize_int(const qc_quant_ops *quant, const qc_form *form, const v
                          qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums)
 {
     const qc_int_codes how = int_codes(form);
-    quant->int_quantize(&how, src, dtype, n, qc_form_scale_elems(form), out->codes, out->absmax, sums);
+    quant->int_quantize(&how, src, dtype, n, qc_form_scale_elems(form), out->codes, out->absmax,
+                        sums);
 }
 
 static void dequantize_int(const qc_quant_ops *quant, const qc_form *form, const void *codes,
@@ -67,7 +68,8 @@ static void dequantize_int(const qc_quant_ops *quant, const qc_form *form, const
                            uint64_t *first_overflow)
 {
     const qc_int_codes how = int_codes(form);
-    quant->int_dequantize(&how, codes, scales, n, qc_form_scale_elems(form), dst, dst_dtype, first_overflow);
+    quant->int_dequantize(&how, codes, scales, n, qc_form_scale_elems(form), dst, dst_dtype,
+                          first_overflow);
 }
 
 const qc_form_ops qc_form_nf4 = {.kind = QC_FORM_NF4,

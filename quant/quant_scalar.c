@@ -280,7 +280,7 @@ float qc_int_scale(const qc_int_codes *how, float absmax)
     return qc_int_round_scale(how->scale_dtype, absmax / (how->bits == 4 ? 7.5f : 127.0f));
 }
 
-/* ---- codes that share a scale: integers, rows of int8, and blocks of int8 to be decoded ------- */
+/* ---- integers, rows of int8, and decoding blocks of int8 ------------------------------------- */
 
 /* Each caller has code of its own, in which what it passes is constant. */
 #define ALWAYS static inline __attribute__((always_inline))

@@ -386,21 +386,10 @@ static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
         if (largest || !held)
             decode(c, c->f->map, at, n, c->scales + k, c->t->value + at);
         add_squares(&l, x, c->t->value + at, n, s);
-        if (largest) {
+        if (largest)
             find_largest(x, c->t->value + at, n, c->first + at, s);
-        }
     }
     return 1;
-}
-
-/* Call it when every element of block k is inside its borders with the scale as it is. */
-static void pass_block(const chunk *c, uint32_t k, qc_check_sums *s)
-{
-    if (!(c->t->absmax[k] > 0.0f))
-        return;
-    s->scales++;
-    if (!scale_is_absmax(c, k))
-        add_searched_block(c, k, s);
 }
 
 static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
@@ -427,8 +416,10 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
         size_t bytes = (size_t)qc_form_code_bytes(&c->f->form, n);
         s->clipped += clipped_in(c, k);
         expected += scale_is_absmax(c, k) ? moved(c, k) : rounded(c, k);
-        if (counted && outside[k] == 0) {
-            pass_block(c, k, s);
+        if (counted && outside[k] == 0) { /* all are inside with the scale as it is */
+            s->scales += c->t->absmax[k] > 0.0f;
+            if (c->t->absmax[k] > 0.0f && !scale_is_absmax(c, k))
+                add_searched_block(c, k, s);
             continue;
         }
         if (is_codes4(c->f))
@@ -486,7 +477,7 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
     return 1;
 }
 
-/* ---- integers and rows ------------------------------------------------------------------------ */
+/* ---- integers and rows ----------------------------------------------------------------------- */
 
 /* Groups of codes, each with a scale that is never double quantized: so those of absmax are known
  * exactly, and what quantizing leaves is final. */

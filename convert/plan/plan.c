@@ -310,7 +310,8 @@ int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 {
     const int matrix = j->ndim == 2 && !j->stack;
     const int turned = j->entry->transpose, decoded = j->entry->coded || j->entry->stored;
-    return qc_calibrates(&p->options->calibrate) && j->elems > 0 && qc_scheme_is_quantized(j->scheme) &&
+    return qc_calibrates(&p->options->calibrate) && j->elems > 0 &&
+           qc_scheme_is_quantized(j->scheme) &&
            (matrix ? !(turned && decoded) : !turned && matrices_of(p, j) > 0);
 }
 

@@ -387,8 +387,8 @@ TEST(test_integers)
     }
 }
 
-/* A form of 4 bits that nothing else knows: verify reads its codes by what they stand for alone. NF4 quantizes
- * for it, so that its codes are others than those of absmax. */
+/* A form of 4 bits that nothing else knows: verify reads its codes by what they stand for alone.
+ * NF4 quantizes for it, so that its codes are others than those of absmax. */
 TEST(test_other_form)
 {
     qt_rng rng = qt_rng_start("other form");
