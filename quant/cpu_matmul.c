@@ -241,7 +241,7 @@ static float make_table(qc_gemv *g)
     const qc_form *f = &g->w->form;
     float values[16], most = 0.0f;
     for (int c = 0; c < 16; c++) {
-        values[c] = f->code_map ? f->code_map[c] : f->ops->unit(c);
+        values[c] = f->code_map ? f->code_map[c] : qc_form_unit(f->ops, c);
         most = fmaxf(most, fabsf(values[c]));
     }
     for (int c = 0; c < 16; c++) {

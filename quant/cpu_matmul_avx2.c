@@ -11,7 +11,8 @@
 
 #include <immintrin.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE  static inline __attribute__((always_inline))
+#define AT_ONCE 1u
 
 typedef struct {
     __m256i v[4];
@@ -48,9 +49,9 @@ INLINE __m256 add(__m256 to, __m256i sum, __m256 scale)
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, to);
 }
 
-/* All but g and row are constants. */
-INLINE void row_of(const qc_gemv *g, uint64_t at, float *sums, unsigned rows, int four, int halves,
-                   int nested)
+/* The sums of row `at` to sums[0]. All but g, at and sums are constants. */
+INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigned rows, int four,
+                    int halves, int nested)
 {
     const unsigned bytes = four ? 32 : 64;
     const unsigned char *codes = (const unsigned char *)g->w->codes + at * g->groups * bytes;
@@ -90,49 +91,10 @@ INLINE void row_of(const qc_gemv *g, uint64_t at, float *sums, unsigned rows, in
         const __m128 four_of =
             _mm_add_ps(_mm256_castps256_ps128(lanes[m]), _mm256_extractf128_ps(lanes[m], 1));
         const __m128 two_of = _mm_add_ps(four_of, _mm_movehl_ps(four_of, four_of));
-        sums[m] = _mm_cvtss_f32(_mm_add_ss(two_of, _mm_movehdup_ps(two_of)));
+        sums[0][m] = _mm_cvtss_f32(_mm_add_ss(two_of, _mm_movehdup_ps(two_of)));
     }
 }
 
-INLINE void of_scales(const qc_gemv *g, uint64_t at, float *sums, unsigned rows, int four)
-{
-    const int nested = g->w->form.nested;
-    if (g->halves)
-        nested ? row_of(g, at, sums, rows, four, 1, 1) : row_of(g, at, sums, rows, four, 1, 0);
-    else
-        nested ? row_of(g, at, sums, rows, four, 0, 1) : row_of(g, at, sums, rows, four, 0, 0);
-}
-
-INLINE void of_rows(const qc_gemv *g, uint64_t at, float *sums, int four)
-{
-    switch (g->m) {
-    case 1:
-        of_scales(g, at, sums, 1, four);
-        break;
-    case 2:
-        of_scales(g, at, sums, 2, four);
-        break;
-    case 4:
-        of_scales(g, at, sums, 4, four);
-        break;
-    default:
-        of_scales(g, at, sums, 8, four);
-        break;
-    }
-}
-
-static void row(const qc_gemv *g, uint64_t at, float *sums)
-{
-    if (g->w->form.ops->bits == 4)
-        of_rows(g, at, sums, 1);
-    else
-        of_rows(g, at, sums, 0);
-}
-
-static void rows(const qc_gemv *g, uint64_t first, unsigned count, float *sums)
-{
-    for (unsigned r = 0; r < count; r++)
-        row(g, first + r, sums + r * g->m);
-}
+#include "quant/cpu_matmul_cases.h"
 
 const qc_gemv_ops qc_gemv_ops_avx2 = {QC_ISA_AVX2, rows};

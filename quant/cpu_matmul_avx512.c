@@ -9,8 +9,9 @@
 
 #include <immintrin.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#define UPPER  0xff00 /* lanes of the second row */
+#define INLINE  static inline __attribute__((always_inline))
+#define UPPER   0xff00 /* lanes of the second row */
+#define AT_ONCE 2u
 
 typedef struct {
     __m512i v[4];
@@ -144,42 +145,6 @@ INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigne
     }
 }
 
-INLINE void of_scales(const qc_gemv *g, uint64_t at, float *const sums[2], unsigned rows, int four)
-{
-    const int nested = g->w->form.nested;
-    if (g->halves)
-        nested ? rows_of(g, at, sums, rows, four, 1, 1) : rows_of(g, at, sums, rows, four, 1, 0);
-    else
-        nested ? rows_of(g, at, sums, rows, four, 0, 1) : rows_of(g, at, sums, rows, four, 0, 0);
-}
-
-INLINE void of_rows(const qc_gemv *g, uint64_t at, float *const sums[2], int four)
-{
-    switch (g->m) {
-    case 1:
-        of_scales(g, at, sums, 1, four);
-        break;
-    case 2:
-        of_scales(g, at, sums, 2, four);
-        break;
-    case 4:
-        of_scales(g, at, sums, 4, four);
-        break;
-    default:
-        of_scales(g, at, sums, 8, four);
-        break;
-    }
-}
-
-static void rows(const qc_gemv *g, uint64_t first, unsigned count, float *sums)
-{
-    for (unsigned r = 0; r < count; r += 2) {
-        float *const to[2] = {sums + r * g->m, sums + (r + 1 < count ? r + 1 : r) * g->m};
-        if (g->w->form.ops->bits == 4)
-            of_rows(g, first + r, to, 1);
-        else
-            of_rows(g, first + r, to, 0);
-    }
-}
+#include "quant/cpu_matmul_cases.h"
 
 const qc_gemv_ops qc_gemv_ops_avx512 = {QC_ISA_AVX512, rows};

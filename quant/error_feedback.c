@@ -126,15 +126,6 @@ qc_status qc_feedback_odd(uint64_t first, uint64_t end, qc_error *err)
             end - 1);
 }
 
-static qc_status check_finite(opening *o, qc_error *err)
-{
-    QC_TRY(qc_piecework(o->f->threads, pieces(o->f), look, o, err));
-    for (uint64_t i = 0; i < pieces(o->f); i++)
-        if (o->row_is[i] != 0.0 || isnan(o->row_is[i]))
-            return qc_feedback_odd(i * ROWS, end_of(o->f, i), err);
-    return QC_OK;
-}
-
 typedef struct {
     double moment;
     uint64_t column;
@@ -146,20 +137,6 @@ static int falling(const void *pa, const void *pb)
     if (a->moment != b->moment)
         return a->moment < b->moment ? 1 : -1;
     return (a->column > b->column) - (a->column < b->column);
-}
-
-/* Puts large inputs first, so that all others can make up for the cost of rounding them. */
-static qc_status put_in_order(const double *own, uint64_t n, uint64_t *order, qc_error *err)
-{
-    place *places = NULL;
-    QC_TRY(qc_calloc((void **)&places, n, sizeof *places, err));
-    for (uint64_t k = 0; k < n; k++)
-        places[k] = (place){own[k], k};
-    qsort(places, n, sizeof *places, falling);
-    for (uint64_t k = 0; k < n; k++)
-        order[k] = places[k].column;
-    qc_free(places);
-    return QC_OK;
 }
 
 qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *order, double *mean,
@@ -179,7 +156,16 @@ qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *
     *mean = *dead == n ? 1.0 : sum / (double)(n - *dead);
     if (!isfinite(*mean))
         QC_FAIL(err, QC_ERR_RANGE, "the second moments of the inputs are too large to be added");
-    return put_in_order(own, n, order, err);
+    /* Large inputs come first, so that all others can make up for the cost of rounding them. */
+    place *places = NULL;
+    QC_TRY(qc_calloc((void **)&places, n, sizeof *places, err));
+    for (uint64_t k = 0; k < n; k++)
+        places[k] = (place){own[k], k};
+    qsort(places, n, sizeof *places, falling);
+    for (uint64_t k = 0; k < n; k++)
+        order[k] = places[k].column;
+    qc_free(places);
+    return QC_OK;
 }
 
 qc_status qc_feedback_raise(double *damping, qc_feedback_info *info, qc_error *err)
@@ -208,17 +194,6 @@ qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *options, qc_e
         QC_FAIL(err, QC_ERR_USAGE, "damping: expected a finite number above 0, found %g",
                 options->damping);
     return QC_OK;
-}
-
-/* Sets inverse to 0 or 1. */
-static qc_status look_at_diagonal(opening *o, qc_feedback_info *info, qc_error *err)
-{
-    const uint64_t n = o->f->n;
-    for (uint64_t k = 0; k < n; k++) {
-        o->own[k] = o->h[k * n + k];
-        o->f->inverse[k] = o->own[k] == 0.0 ? 0.0f : 1.0f;
-    }
-    return qc_feedback_look_at_diagonal(o->own, n, o->f->order, &o->h_mean, &info->dead, err);
 }
 
 static double anchor(const opening *o, uint64_t k)
@@ -264,8 +239,15 @@ static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
 {
     qc_feedback *f = o->f;
     const uint64_t n = f->n;
-    QC_TRY(check_finite(o, err));
-    QC_TRY(look_at_diagonal(o, info, err));
+    QC_TRY(qc_piecework(f->threads, pieces(f), look, o, err));
+    for (uint64_t i = 0; i < pieces(f); i++)
+        if (o->row_is[i] != 0.0 || isnan(o->row_is[i]))
+            return qc_feedback_odd(i * ROWS, end_of(f, i), err);
+    for (uint64_t k = 0; k < n; k++) { /* inverse says for now which columns are dead */
+        o->own[k] = o->h[k * n + k];
+        f->inverse[k] = o->own[k] == 0.0 ? 0.0f : 1.0f;
+    }
+    QC_TRY(qc_feedback_look_at_diagonal(o->own, n, f->order, &o->h_mean, &info->dead, err));
     QC_TRY(qc_piecework(f->threads, pieces(f), bury, o, err));
     QC_TRY(factor(o, info, err));
     o->h_scale = f->scale = qc_feedback_scale(o->h_mean);

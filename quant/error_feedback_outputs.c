@@ -126,50 +126,12 @@ static void times_g(const chunk *c, uint64_t number, const float *from, uint64_t
 
 /* ---- pieces ---- */
 
-static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
-{
-    return qc_feedback_chunk_of(j, thread, piece * QC_FEEDBACK_ROWS, j->rows);
-}
-
 /* Returns the chunk of a group of rows; 0 rows where the unit has no such group. */
 static chunk group_of(const job *j, unsigned thread, uint64_t number, uint64_t group)
 {
     const uint64_t end = end_of(j, number);
     return qc_feedback_chunk_of(
         j, thread, qc_min_u64(first_of(j, number) + group * QC_FEEDBACK_ROWS, end), end);
-}
-
-static qc_status round_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
-{
-    const chunk c = chunk_of(ctx, thread, piece);
-    (void)err;
-    qc_feedback_round(&c);
-    return QC_OK;
-}
-
-static qc_status aim_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
-{
-    const job *j = ctx;
-    const chunk c = chunk_of(j, thread, piece);
-    (void)err;
-    memcpy(c.e, j->target + c.first * j->f->n, c.rows * j->f->n * sizeof *c.e);
-    return QC_OK;
-}
-
-static qc_status feed_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
-{
-    const chunk c = chunk_of(ctx, thread, piece);
-    (void)err;
-    qc_feedback_feed(&c);
-    return QC_OK;
-}
-
-static qc_status store_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
-{
-    const chunk c = chunk_of(ctx, thread, piece);
-    (void)err;
-    qc_feedback_store_codes(&c);
-    return QC_OK;
 }
 
 /* Adds up tr(E H E^T) and tr(G E H E^T) of a group. */
@@ -334,23 +296,22 @@ static qc_status sweep(job *j, uint64_t *changed, qc_error *err)
 qc_status qc_feedback_run_outputs(job *j, qc_feedback_result *result, qc_error *err)
 {
     const qc_feedback *f = j->f;
-    const uint64_t chunks = qc_ceil_div_u64(j->rows, QC_FEEDBACK_ROWS);
     uint64_t changed = 1;
     double rounded[2], target[2], made[2];
     QC_TRY(qc_piecework(f->threads, unit_count(j), look, j, err));
-    QC_TRY(qc_piecework(f->threads, chunks, aim_piece, j, err));
+    QC_TRY(qc_feedback_on_chunks(j, qc_feedback_take_target, err));
     QC_TRY(trace(j, target, err));
     QC_TRY(qc_feedback_scales(f, j->form, j->w, NULL, j->rows, j->out, err));
-    QC_TRY(qc_piecework(f->threads, chunks, round_piece, j, err));
+    QC_TRY(qc_feedback_on_chunks(j, qc_feedback_round, err));
     QC_TRY(trace(j, rounded, err));
     QC_TRY(qc_feedback_scales(f, j->form, j->target, f->d, j->rows, j->out, err));
-    QC_TRY(qc_piecework(f->threads, chunks, feed_piece, j, err));
+    QC_TRY(qc_feedback_on_chunks(j, qc_feedback_feed, err));
     for (uint64_t i = 0; i < unit_count(j); i++)
         j->units[i].changed = 1;
     for (unsigned i = 0; i < f->options.sweeps && changed > 0; i++)
         QC_TRY(sweep(j, &changed, err));
     QC_TRY(trace(j, made, err));
-    QC_TRY(qc_piecework(f->threads, chunks, store_piece, j, err));
+    QC_TRY(qc_feedback_on_chunks(j, qc_feedback_store_codes, err));
     if (target[0] > 0.0) {
         result->rounded = rounded[0] / target[0];
         result->calibrated = made[0] / target[0];

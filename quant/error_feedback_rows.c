@@ -50,9 +50,25 @@ chunk qc_feedback_chunk_of(const job *j, unsigned thread, uint64_t first, uint64
     return c;
 }
 
-static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
+typedef struct {
+    const job *j;
+    void (*step)(const chunk *c);
+} chunks_work;
+
+static qc_status chunk_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
 {
-    return qc_feedback_chunk_of(j, thread, piece * QC_FEEDBACK_ROWS, j->rows);
+    const chunks_work *w = ctx;
+    const chunk c = qc_feedback_chunk_of(w->j, thread, piece * QC_FEEDBACK_ROWS, w->j->rows);
+    (void)err;
+    w->step(&c);
+    return QC_OK;
+}
+
+qc_status qc_feedback_on_chunks(const job *j, void (*step)(const chunk *c), qc_error *err)
+{
+    chunks_work w = {j, step};
+    return qc_piecework(j->f->threads, qc_ceil_div_u64(j->rows, QC_FEEDBACK_ROWS), chunk_piece, &w,
+                        err);
 }
 
 /* ---- products ---- */
@@ -74,12 +90,6 @@ void qc_feedback_times_h(const chunk *c, uint64_t col, uint64_t cols, float left
                  c->e + behind, ld, f->hu + col * n + behind, ld, 1.0f, to, ld_g);
 }
 
-/* c->g [rows, cols] is made. */
-static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float left, int right)
-{
-    qc_feedback_times_h(c, col, cols, left, right, c->g, cols);
-}
-
 /* Returns the trace of E H E^T; c->g has room for QC_TILE_COLS columns at least. */
 static double trace(const chunk *c)
 {
@@ -88,7 +98,7 @@ static double trace(const chunk *c)
     double sum = 0.0;
     for (uint64_t col = 0; col < n; col += most) {
         const uint64_t cols = qc_min_u64(n - col, most);
-        errors_times_h(c, col, cols, 2.0f, 0);
+        qc_feedback_times_h(c, col, cols, 2.0f, 0, c->g, cols);
         for (uint64_t r = 0; r < c->rows; r++)
             for (uint64_t k = 0; k < cols; k++)
                 sum += (double)c->g[r * cols + k] * (double)c->e[r * n + col + k];
@@ -147,7 +157,7 @@ void qc_feedback_load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t
         for (uint64_t k = 0; k < cols; k++) {
             const int code = row + l < c->rows ? code_of(c, (row + l) * c->j->f->n + col + k) : 0;
             t->code[k][l] = code;
-            t->value[k][l] = form->value(code, t->scale[k][l]);
+            t->value[k][l] = qc_form_value(form, code, t->scale[k][l]);
         }
 }
 
@@ -255,7 +265,7 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
     uint64_t changed = 0;
     for (uint64_t r = 0; r < c->rows; r++)
         for (uint64_t k = 0; k < cols; k++)
-            c->units[r * cols + k] = form->unit(code_of(c, r * n + col + k));
+            c->units[r * cols + k] = qc_form_unit(form, code_of(c, r * n + col + k));
     f->b->f.ssymm(QC_BLAS_ROWS, QC_BLAS_RIGHT, QC_BLAS_UPPER, (int)c->rows, (int)cols, 1.0f,
                   f->hu + col * n + col, (int)n, c->units, (int)cols, 0.0f, c->v, (int)cols);
     for (uint64_t r = 0; r < c->rows; r++) {
@@ -281,7 +291,7 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
             j->out->absmax_codes[index] = code;
         for (uint64_t k = 0; k < cols; k++) {
             const int code_k = code_of(c, r * n + col + k);
-            e[k] = j->target[(c->first + r) * n + col + k] - form->value(code_k, better);
+            e[k] = j->target[(c->first + r) * n + col + k] - qc_form_value(form, code_k, better);
             g[k] -= (float)more * v[k];
         }
     }
@@ -315,13 +325,13 @@ static uint64_t sweep_chunk(const chunk *c)
     uint64_t changed = 0;
     for (uint64_t col = 0; col < n; col += j->wide) {
         const uint64_t cols = qc_min_u64(n - col, j->wide);
-        errors_times_h(c, col, cols, 1.0f, 1);
+        qc_feedback_times_h(c, col, cols, 1.0f, 1, c->g, cols);
         if (j->aligned)
             changed += refit_block(c, col, cols);
         for (uint64_t at = col; at < col + cols; at += panel) {
             const uint64_t width = col + cols - at < panel ? col + cols - at : panel;
             if (cols > panel)
-                errors_times_h(c, at, width, 1.0f, 1);
+                qc_feedback_times_h(c, at, width, 1.0f, 1, c->g, width);
             changed += sweep_panel(c, at, width);
         }
     }
@@ -343,45 +353,44 @@ void qc_feedback_store_codes(const chunk *c)
         qc_form_put_code(form->ops, to, count, form->ops->zero);
 }
 
-/* ---- pieces ---- */
+/* ---- steps of a chunk ---- */
 
-static qc_status target_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+static void aim(const chunk *c)
 {
-    const job *j = ctx;
+    const job *j = c->j;
     const uint64_t n = j->f->n;
-    const chunk c = chunk_of(j, thread, piece);
-    (void)err;
-    j->f->b->f.sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_TRANS, (int)c.rows, (int)n, (int)n, 1.0f,
-                     j->w + c.first * n, (int)n, j->f->m, (int)n, 0.0f, j->made + c.first * n,
+    j->f->b->f.sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_TRANS, (int)c->rows, (int)n, (int)n, 1.0f,
+                     j->w + c->first * n, (int)n, j->f->m, (int)n, 0.0f, j->made + c->first * n,
                      (int)n);
-    return QC_OK;
 }
 
-static qc_status rounded_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+void qc_feedback_take_target(const chunk *c)
 {
-    const job *j = ctx;
-    const uint64_t n = j->f->n;
-    const chunk c = chunk_of(j, thread, piece);
-    (void)err;
-    qc_feedback_round(&c);
-    j->sums[piece * 3] = trace(&c);
-    memcpy(c.e, j->target + c.first * n, c.rows * n * sizeof *c.e);
-    j->sums[piece * 3 + 1] = trace(&c);
-    return QC_OK;
+    const uint64_t n = c->j->f->n;
+    memcpy(c->e, c->j->target + c->first * n, c->rows * n * sizeof *c->e);
 }
 
-static qc_status calibrated_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+static double *sums_of(const chunk *c)
 {
-    const job *j = ctx;
-    const chunk c = chunk_of(j, thread, piece);
-    (void)err;
-    qc_feedback_feed(&c);
-    for (unsigned i = 0; i < j->f->options.sweeps; i++)
-        if (sweep_chunk(&c) == 0)
+    return c->j->sums + c->first / QC_FEEDBACK_ROWS * 3;
+}
+
+static void rounded(const chunk *c)
+{
+    qc_feedback_round(c);
+    sums_of(c)[0] = trace(c);
+    qc_feedback_take_target(c);
+    sums_of(c)[1] = trace(c);
+}
+
+static void calibrated(const chunk *c)
+{
+    qc_feedback_feed(c);
+    for (unsigned i = 0; i < c->j->f->options.sweeps; i++)
+        if (sweep_chunk(c) == 0)
             break;
-    j->sums[piece * 3 + 2] = trace(&c);
-    qc_feedback_store_codes(&c);
-    return QC_OK;
+    sums_of(c)[2] = trace(c);
+    qc_feedback_store_codes(c);
 }
 
 qc_status qc_feedback_run_rows(job *j, qc_feedback_result *result, qc_error *err)
@@ -390,9 +399,9 @@ qc_status qc_feedback_run_rows(job *j, qc_feedback_result *result, qc_error *err
     const uint64_t chunks = qc_ceil_div_u64(j->rows, QC_FEEDBACK_ROWS);
     double sums[3] = {0.0, 0.0, 0.0};
     QC_TRY(qc_feedback_scales(f, j->form, j->w, NULL, j->rows, j->out, err));
-    QC_TRY(qc_piecework(f->threads, chunks, rounded_piece, j, err));
+    QC_TRY(qc_feedback_on_chunks(j, rounded, err));
     QC_TRY(qc_feedback_scales(f, j->form, j->target, f->d, j->rows, j->out, err));
-    QC_TRY(qc_piecework(f->threads, chunks, calibrated_piece, j, err));
+    QC_TRY(qc_feedback_on_chunks(j, calibrated, err));
     for (uint64_t i = 0; i < chunks; i++)
         for (unsigned k = 0; k < 3; k++)
             sums[k] += j->sums[i * 3 + k];
@@ -405,7 +414,5 @@ qc_status qc_feedback_aim(job *j, float *target, qc_error *err)
 {
     j->made = target;
     j->target = target ? target : j->w;
-    return target ? qc_piecework(j->f->threads, qc_ceil_div_u64(j->rows, QC_FEEDBACK_ROWS),
-                                 target_piece, j, err)
-                  : QC_OK;
+    return target ? qc_feedback_on_chunks(j, aim, err) : QC_OK;
 }

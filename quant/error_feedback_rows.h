@@ -45,6 +45,12 @@ typedef struct {
 /* Gives the chunk of QC_FEEDBACK_ROWS or fewer rows from `first` on, but for those from `end`. */
 qc_feedback_chunk qc_feedback_chunk_of(const qc_feedback_job *j, unsigned thread, uint64_t first,
                                        uint64_t end);
+/* Does a step for all chunks of the weight, side by side. */
+QC_NODISCARD qc_status qc_feedback_on_chunks(const qc_feedback_job *j,
+                                             void (*step)(const qc_feedback_chunk *c),
+                                             qc_error *err);
+/* Sets E = T, as if all codes were those of 0. */
+void qc_feedback_take_target(const qc_feedback_chunk *c);
 /* Makes to [rows, cols], its rows ld apart, = left * E H of the columns on the left + E H of the
  * rest, or without those on the right. */
 void qc_feedback_times_h(const qc_feedback_chunk *c, uint64_t col, uint64_t cols, float left,

@@ -43,18 +43,10 @@ float qc_feedback_inverse(const qc_form_ops *form, float scale)
     return (1.0f / scale) * form->span;
 }
 
-/* Returns what y, the place among codes, is multiplied by to become a unit. */
-static double unit_of(const qc_form_ops *form)
+/* Returns the error of a scale by rr, the sum of squares in places among codes. */
+static double error_of(const qc_form_ops *form, float scale, float rr)
 {
-    return 1.0 / (double)form->span;
-}
-
-static double error_of(const search *s, const float *x, const float *d, uint32_t n, float scale)
-{
-    const float inv = qc_feedback_inverse(s->form->ops, scale);
-    const double step = (double)scale * unit_of(s->form->ops);
-    float rr;
-    s->f->lanes->errors(x, d, n, s->form->ops, &inv, 1, &rr);
+    const double step = (double)scale * (1.0 / (double)form->span);
     return (double)rr * (step * step);
 }
 
@@ -88,7 +80,7 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     s->f->lanes->errors(x, d, n, form, inv, tried, rr);
     double least = INFINITY;
     for (unsigned j = 0; j < tried; j++) {
-        const double step = (double)scale[j] * unit_of(form), e = (double)rr[j] * (step * step);
+        const double e = error_of(form, scale[j], rr[j]);
         if (e < least) {
             least = e;
             best = scale[j];
@@ -101,7 +93,9 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
         if (!isfinite(fit) || better == best ||
             (either_sign ? fabsf(better) : better) < QC_FEEDBACK_TINY)
             break;
-        const double e = error_of(s, x, d, n, better);
+        inv[0] = qc_feedback_inverse(form, better);
+        s->f->lanes->errors(x, d, n, form, inv, 1, rr);
+        const double e = error_of(form, better, rr[0]);
         if (!(e < least))
             break;
         least = e;
@@ -110,10 +104,11 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     return best;
 }
 
-/* Copies elements [first, first + n) and their weights, padded to whole lanes. */
-static uint32_t gather(const search *s, uint64_t first, uint32_t n, float *x, float *d)
+/* Copies the elements of block b and their weights, padded to whole lanes; returns how many. */
+static uint32_t gather_block(const search *s, uint64_t b, float *x, float *d)
 {
-    const uint64_t cols = s->f->n;
+    const uint64_t first = b * s->block, cols = s->f->n;
+    const uint32_t n = (uint32_t)qc_min_u64(s->elems - first, s->block);
     const uint32_t padded = (n + QC_LANES - 1) / QC_LANES * QC_LANES;
     memcpy(x, s->x + first, n * sizeof *x);
     for (uint32_t i = 0; i < n;) {
@@ -129,12 +124,6 @@ static uint32_t gather(const search *s, uint64_t first, uint32_t n, float *x, fl
     for (uint32_t i = n; i < padded; i++)
         x[i] = d[i] = 0.0f;
     return padded;
-}
-
-static uint32_t gather_block(const search *s, uint64_t b, float *x, float *d)
-{
-    const uint64_t first = b * s->block, left = s->elems - first;
-    return gather(s, first, (uint32_t)qc_min_u64(left, s->block), x, d);
 }
 
 /* Finds the scales of a group of blocks, before double quantization. */
@@ -202,8 +191,7 @@ static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error
         }
         s->f->lanes->errors(x, d, padded, s->form->ops, inv, tried, rr);
         for (unsigned k = 0; k < tried; k++) {
-            const double step = (double)scales[k] * unit_of(s->form->ops);
-            const double e = (double)rr[k] * (step * step);
+            const double e = error_of(s->form->ops, scales[k], rr[k]);
             if (inv[k] != 0.0f && e < least) {
                 least = e;
                 out->absmax_codes[b] = (uint8_t)codes[k];

@@ -254,71 +254,7 @@ static void nf4_dequantize(const uint8_t *codes, const float *absmax, const floa
         nf4_dequantize_to(codes, absmax, code_map, n, block_elems, dst, QC_DTYPE_BF16, overflow);
 }
 
-/* ---- int8 ------------------------------------------------------------------------------------ */
-
-/* Makes dst[i] = (code * a) * b for n elements from `first` on; one of a and b is the scale. */
-QC_INLINE void int8_dequantize_run(const int8_t *codes, uint64_t first, uint64_t n,
-                                   const float *scale, int rows, void *dst, qc_dtype dtype,
-                                   uint64_t *first_overflow)
-{
-    const qc_wide a = qc_wide_all(rows ? *scale : QC_INT8_STEP);
-    const qc_wide b = qc_wide_all(rows ? QC_INT8_STEP : *scale);
-    const uint64_t end = first + n;
-    uint64_t i = first;
-    for (; i + 16 <= end; i += 16) {
-        qc_wide x = qc_wide_mul(qc_wide_mul(qc_wide_of_int8(codes + i), a), b);
-        store16(x, dst, dtype, i);
-        note_lanes(first_overflow, overflows(x, dtype), i);
-    }
-    if (i == end)
-        return;
-    uint64_t overflow;
-    unsigned char *out = (unsigned char *)dst + i * qc_element_bytes(dtype);
-    if (rows)
-        qc_quant_ops_scalar.int8_rows_dequantize(codes + i, scale, 1, end - i, out, dtype,
-                                                 &overflow);
-    else
-        qc_quant_ops_scalar.int8_blocks_dequantize(codes + i, scale, end - i, QC_BLOCK_DEFAULT, out,
-                                                   dtype, &overflow);
-    note_scalar(first_overflow, overflow, i);
-}
-
-QC_INLINE void int8_dequantize_to(const int8_t *codes, const float *scales, uint64_t n,
-                                  uint64_t each, int rows, void *dst, qc_dtype dtype,
-                                  uint64_t *first_overflow)
-{
-    *first_overflow = UINT64_MAX;
-    for (uint64_t first = 0, k = 0; first < n; first += each, k++) {
-        const uint64_t count = qc_min_u64(n - first, each);
-        int8_dequantize_run(codes, first, count, scales + k, rows, dst, dtype, first_overflow);
-    }
-}
-
-QC_INLINE void int8_dequantize(const int8_t *codes, const float *scales, uint64_t n, uint64_t each,
-                               int rows, void *dst, qc_dtype dtype, uint64_t *overflow)
-{
-    if (dtype == QC_DTYPE_F32)
-        int8_dequantize_to(codes, scales, n, each, rows, dst, QC_DTYPE_F32, overflow);
-    else if (dtype == QC_DTYPE_F16)
-        int8_dequantize_to(codes, scales, n, each, rows, dst, QC_DTYPE_F16, overflow);
-    else
-        int8_dequantize_to(codes, scales, n, each, rows, dst, QC_DTYPE_BF16, overflow);
-}
-
-static void int8_rows_dequantize(const int8_t *codes, const float *scb, uint64_t rows,
-                                 uint64_t cols, void *dst, qc_dtype dtype, uint64_t *overflow)
-{
-    int8_dequantize(codes, scb, rows * cols, cols, 1, dst, dtype, overflow);
-}
-
-static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uint64_t n,
-                                   uint32_t block_elems, void *dst, qc_dtype dtype,
-                                   uint64_t *overflow)
-{
-    int8_dequantize(codes, absmax, n, block_elems, 0, dst, dtype, overflow);
-}
-
-/* ---- integers -------------------------------------------------------------------------------- */
+/* ---- int8 and integers ----------------------------------------------------------------------- */
 
 /* Dequantizes the group of 4-bit codes that starts at element `first`: its 16 values are a table,
  * as those of NF4. */
@@ -344,51 +280,82 @@ QC_INLINE void int4_dequantize_group(const qc_int_codes *how, const uint8_t *cod
     }
 }
 
-QC_INLINE void int8_dequantize_group(const qc_int_codes *how, const uint8_t *codes,
-                                     const float *scale, uint64_t group, void *dst, qc_dtype dtype,
-                                     uint64_t first, uint64_t *first_overflow)
+/* Dequantizes n codes of a byte from `first` on, which share a scale. how NULL: int8, by rows or by
+ * blocks. */
+QC_INLINE void int8_dequantize_run(const qc_int_codes *how, int rows, const void *codes,
+                                   const float *scale, uint64_t n, void *dst, qc_dtype dtype,
+                                   uint64_t first, uint64_t *first_overflow)
 {
-    const qc_wide by = qc_wide_all(*scale);
-    const uint64_t end = first + group;
+    const qc_wide by = qc_wide_all(*scale), step = qc_wide_all(QC_INT8_STEP);
+    const uint64_t end = first + n;
+    const int8_t *at = codes;
     uint64_t i = first;
     for (; i + 16 <= end; i += 16) {
         qc_wide q =
-            how->bias ? qc_wide_of_biased(codes + i) : qc_wide_of_int8((const int8_t *)codes + i);
-        qc_wide x = qc_wide_mul(q, by);
+            how && how->bias ? qc_wide_of_biased((const uint8_t *)at + i) : qc_wide_of_int8(at + i);
+        qc_wide x = how    ? qc_wide_mul(q, by)
+                    : rows ? qc_wide_mul(qc_wide_mul(q, by), step)
+                           : qc_wide_mul(qc_wide_mul(q, step), by);
         store16(x, dst, dtype, i);
         note_lanes(first_overflow, overflows(x, dtype), i);
     }
-    if (i < end) {
-        uint64_t overflow;
-        qc_int_dequantize_scalar(how, codes + i, scale, end - i, end - i,
-                                 (unsigned char *)dst + i * qc_element_bytes(dtype), dtype,
-                                 &overflow);
-        note_scalar(first_overflow, overflow, i);
-    }
+    if (i == end)
+        return;
+    uint64_t overflow;
+    unsigned char *out = (unsigned char *)dst + i * qc_element_bytes(dtype);
+    if (how)
+        qc_int_dequantize_scalar(how, at + i, scale, end - i, end - i, out, dtype, &overflow);
+    else if (rows)
+        qc_quant_ops_scalar.int8_rows_dequantize(at + i, scale, 1, end - i, out, dtype, &overflow);
+    else
+        qc_quant_ops_scalar.int8_blocks_dequantize(at + i, scale, end - i, QC_BLOCK_DEFAULT, out,
+                                                   dtype, &overflow);
+    note_scalar(first_overflow, overflow, i);
 }
 
-QC_INLINE void int_dequantize_to(const qc_int_codes *how, const void *codes, const float *scales,
-                                 uint64_t n, uint64_t group, void *dst, qc_dtype dtype,
-                                 uint64_t *overflow)
+/* Dequantizes n codes, of which `each` share a scale. */
+QC_INLINE void dequantize_to(const qc_int_codes *how, int rows, const void *codes,
+                             const float *scales, uint64_t n, uint64_t each, void *dst,
+                             qc_dtype dtype, uint64_t *overflow)
 {
     *overflow = UINT64_MAX;
-    for (uint64_t first = 0; first < n; first += group, scales++)
-        if (how->bits == 4)
-            int4_dequantize_group(how, codes, scales, group, dst, dtype, first, overflow);
+    for (uint64_t first = 0; first < n; first += each, scales++)
+        if (how && how->bits == 4)
+            int4_dequantize_group(how, codes, scales, each, dst, dtype, first, overflow);
         else
-            int8_dequantize_group(how, codes, scales, group, dst, dtype, first, overflow);
+            int8_dequantize_run(how, rows, codes, scales, qc_min_u64(n - first, each), dst, dtype,
+                                first, overflow);
+}
+
+QC_INLINE void dequantize(const qc_int_codes *how, int rows, const void *codes, const float *scales,
+                          uint64_t n, uint64_t each, void *dst, qc_dtype dtype, uint64_t *overflow)
+{
+    if (dtype == QC_DTYPE_F32)
+        dequantize_to(how, rows, codes, scales, n, each, dst, QC_DTYPE_F32, overflow);
+    else if (dtype == QC_DTYPE_F16)
+        dequantize_to(how, rows, codes, scales, n, each, dst, QC_DTYPE_F16, overflow);
+    else
+        dequantize_to(how, rows, codes, scales, n, each, dst, QC_DTYPE_BF16, overflow);
+}
+
+static void int8_rows_dequantize(const int8_t *codes, const float *scb, uint64_t rows,
+                                 uint64_t cols, void *dst, qc_dtype dtype, uint64_t *overflow)
+{
+    dequantize(NULL, 1, codes, scb, rows * cols, cols, dst, dtype, overflow);
+}
+
+static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uint64_t n,
+                                   uint32_t block_elems, void *dst, qc_dtype dtype,
+                                   uint64_t *overflow)
+{
+    dequantize(NULL, 0, codes, absmax, n, block_elems, dst, dtype, overflow);
 }
 
 static void int_dequantize(const qc_int_codes *how, const void *codes, const float *scales,
                            uint64_t n, uint64_t group, void *dst, qc_dtype dtype,
                            uint64_t *overflow)
 {
-    if (dtype == QC_DTYPE_F32)
-        int_dequantize_to(how, codes, scales, n, group, dst, QC_DTYPE_F32, overflow);
-    else if (dtype == QC_DTYPE_F16)
-        int_dequantize_to(how, codes, scales, n, group, dst, QC_DTYPE_F16, overflow);
-    else
-        int_dequantize_to(how, codes, scales, n, group, dst, QC_DTYPE_BF16, overflow);
+    dequantize(how, 0, codes, scales, n, group, dst, dtype, overflow);
 }
 
 /* ---- casts ----------------------------------------------------------------------------------- */

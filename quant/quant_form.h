@@ -24,8 +24,6 @@ struct qc_form_ops {
     int low_first;     /* a code of 4 bits with an even index is in the low nibble, else the high */
     int integer;       /* scales are those of a dtype (qc_int_round_scale), never nested, and the
                           sums that quantize leaves are final */
-    int searchable;    /* scales can be searched (scale_search.h) and chosen for a text
-                          (error_feedback.h); otherwise they are those of quantize */
     int signed_scales; /* searched scales may be negative */
 
     /* These describe codes of evenly spaced values (0 .. 0 for NF4, whose values are a table): the
@@ -44,10 +42,6 @@ struct qc_form_ops {
     void (*dequantize)(const qc_quant_ops *quant, const qc_form *form, const void *codes,
                        const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
                        uint64_t *first_overflow);
-    /* The value of a code as it is stored (I8 is signed, all others are not), and the one that it
-     * has with a scale of 1. */
-    float (*value)(int code, float scale);
-    float (*unit)(int code);
 };
 
 extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
@@ -76,14 +70,28 @@ static inline int qc_form_is_table(const qc_form_ops *ops)
     return ops->lowest == ops->highest;
 }
 
-/* Returns a code that has a byte of its own, as value and unit take it. */
+/* Returns the value that a code, as it is stored (I8 is signed, all others are not), has with a
+ * scale of 1. */
+static inline float qc_form_unit(const qc_form_ops *ops, int code)
+{
+    return qc_form_is_table(ops) ? qc_nf4_code[code] : (float)(code - ops->zero) * ops->step;
+}
+
+static inline float qc_form_value(const qc_form_ops *ops, int code, float scale)
+{
+    if (ops->step_last)
+        return ((float)(code - ops->zero) * scale) * ops->step;
+    return qc_form_unit(ops, code) * scale;
+}
+
+/* Returns a code that has a byte of its own, as qc_form_value takes it. */
 static inline int qc_form_code_of_byte(const qc_form_ops *ops, unsigned char byte)
 {
     const int most = qc_form_is_table(ops) ? 15 : ops->highest + ops->zero;
     return byte - (byte > most ? 256 : 0);
 }
 
-/* Returns code i of an array, as value and unit take it. */
+/* Returns code i of an array, as qc_form_value takes it. */
 static inline int qc_form_code_at(const qc_form_ops *ops, const void *codes, uint64_t i)
 {
     const unsigned char *from = (const unsigned char *)codes;

@@ -81,6 +81,25 @@ void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const 
                               uint64_t n, uint64_t group, void *dst, qc_dtype dst_dtype,
                               uint64_t *first_overflow);
 
+/* Finds the largest magnitude of x, which are n elements of src from `first` on, as floats or as
+ * float16. Returns 1, or 0 after reporting the first one that is not finite. */
+int qc_find_absmax(const float *x, uint32_t n, const void *src, qc_dtype dtype, uint64_t first,
+                   float *absmax, qc_piece_sums *sums);
+
+/* Rounds half to even where |x| < 2^22: the ulp of 1.5 * 2^23 is 1. */
+static inline float qc_round_even(float x)
+{
+    return (x + 0x1.8p23f) - 0x1.8p23f;
+}
+
+static inline unsigned qc_nf4_code_of(float y)
+{
+    unsigned code = 0;
+    for (unsigned t = 0; t < 15; t++)
+        code += y > qc_nf4_threshold[t];
+    return code;
+}
+
 /* Does the pivot search itself, as bitsandbytes' dQuantize<0> does; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
 

@@ -63,25 +63,26 @@ static void narrow(const float *x, uint32_t n, void *dst, qc_dtype dtype, uint64
     }
 }
 
-static int source_is_finite(const void *src, qc_dtype dtype, uint64_t i)
+int qc_find_absmax(const float *x, uint32_t n, const void *src, qc_dtype dtype, uint64_t first,
+                   float *absmax, qc_piece_sums *sums)
 {
-    if (dtype == QC_DTYPE_F64)
-        return isfinite(load_f64(src, i));
-    float x;
-    widen(src, dtype, i, 1, &x);
-    return isfinite(x);
-}
-
-static void report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums)
-{
-    sums->bad = source_is_finite(src, dtype, index) ? QC_BAD_RANGE : QC_BAD_NONFINITE;
-    sums->bad_index = index;
-}
-
-/* round half to even for |x| < 2^22: the ulp of 1.5 * 2^23 is 1 */
-static float round_even(float x)
-{
-    return (x + 0x1.8p23f) - 0x1.8p23f;
+    uint32_t largest = 0, bad = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t magnitude = qc_f32_bits(x[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    *absmax = qc_f32_of_bits(largest);
+    if (largest < QC_F32_INF)
+        return 1;
+    while (isfinite(x[bad]))
+        bad++;
+    sums->bad_index = first + bad;
+    double wide = 0.0;
+    float narrow = 0.0f;
+    widen(src, dtype, sums->bad_index, 1, &narrow);
+    wide = dtype == QC_DTYPE_F64 ? load_f64(src, sums->bad_index) : (double)narrow;
+    sums->bad = isfinite(wide) ? QC_BAD_RANGE : QC_BAD_NONFINITE;
+    return 0;
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -109,21 +110,10 @@ static float inverse_absmax(float *x, uint32_t n, float absmax)
 static int block_load(block *b, const void *src, qc_dtype dtype, uint64_t first, uint32_t n,
                       qc_piece_sums *sums)
 {
-    uint32_t largest = 0;
     widen(src, dtype, first, n, b->x);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t magnitude = qc_f32_bits(b->x[i]) & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    if (largest >= QC_F32_INF) {
-        uint32_t i = 0;
-        while (isfinite(b->x[i]))
-            i++;
-        report_bad(src, dtype, first + i, sums);
+    if (!qc_find_absmax(b->x, n, src, dtype, first, &b->absmax, sums))
         return 0;
-    }
     b->n = n;
-    b->absmax = qc_f32_of_bits(largest);
     b->inv = inverse_absmax(b->x, n, b->absmax);
     return 1;
 }
@@ -154,14 +144,6 @@ static void block_add_error(const block *b, const float *c, qc_block_error *out,
 
 /* ---- NF4 ------------------------------------------------------------------------------------- */
 
-static unsigned nf4_code(float y)
-{
-    unsigned code = 0;
-    for (unsigned t = 0; t < 15; t++)
-        code += y > qc_nf4_threshold[t];
-    return code;
-}
-
 static void nf4_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
                          uint8_t *codes, float *absmax, qc_block_error *block_errors,
                          qc_piece_sums *sums)
@@ -175,7 +157,7 @@ static void nf4_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t b
             return;
         absmax[k] = b.absmax;
         for (uint32_t i = 0; i < b.n; i++)
-            q[i] = (uint8_t)nf4_code(b.x[i] * b.inv);
+            q[i] = (uint8_t)qc_nf4_code_of(b.x[i] * b.inv);
         q[b.n] = QC_NF4_ZERO; /* the other half of an odd tensor's last byte */
         for (uint32_t i = 0; i < b.n; i += 2)
             codes[(first + i) / 2] = (uint8_t)(q[i] << 4 | q[i + 1]);
@@ -253,104 +235,6 @@ static void nested_dequantize(const uint8_t *codes, const float *nested_absmax, 
     }
 }
 
-/* ---- int8, row-wise -------------------------------------------------------------------------- */
-
-/* A row is walked in runs of at most this many columns, the distance between flushes of the
- * sums. */
-typedef struct {
-    float x[QC_ROW_FLUSH]; /* widened source */
-    float h[QC_ROW_FLUSH]; /* after float16 */
-    uint32_t n;
-} row_run;
-
-static void run_load(row_run *run, const void *src, qc_dtype dtype, uint64_t first, uint32_t n)
-{
-    run->n = n;
-    widen(src, dtype, first, n, run->x);
-    for (uint32_t i = 0; i < n; i++)
-        run->h[i] = qc_f32_from_f16(qc_f16_from_f32(run->x[i]));
-}
-
-/* Finds the absmax, after float16, of the row that starts at `first`; returns 1, or 0 after
- * reporting. */
-static int row_absmax(row_run *run, const void *src, qc_dtype dtype, uint64_t first, uint64_t cols,
-                      float *out, qc_piece_sums *sums)
-{
-    uint32_t largest = 0;
-    for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
-        run_load(run, src, dtype, first + col, qc_min_u32(cols - col, QC_ROW_FLUSH));
-        for (uint32_t i = 0; i < run->n; i++) {
-            uint32_t magnitude = qc_f32_bits(run->h[i]) & 0x7fffffffu;
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        if (largest >= QC_F32_INF) {
-            uint32_t i = 0;
-            while (isfinite(run->h[i]))
-                i++;
-            report_bad(src, dtype, first + col + i, sums);
-            return 0;
-        }
-    }
-    *out = qc_f32_of_bits(largest);
-    return 1;
-}
-
-static void run_add_error(const row_run *run, const int8_t *codes, float scb, uint64_t first,
-                          qc_piece_sums *sums)
-{
-    float ee[QC_LANES] = {0}, xx[QC_LANES] = {0};
-    for (uint32_t i = 0; i < run->n; i++) {
-        float x = run->x[i];
-        float e = x - ((float)codes[i] * scb) * QC_INT8_STEP;
-        ee[i % QC_LANES] = fmaf(e, e, ee[i % QC_LANES]);
-        xx[i % QC_LANES] = fmaf(x, x, xx[i % QC_LANES]);
-        if ((double)fabsf(e) > sums->max_err) {
-            sums->max_err = (double)fabsf(e);
-            sums->max_index = first + i;
-        }
-    }
-    sums->sum_ee += (double)qc_fold16(ee);
-    sums->sum_xx += (double)qc_fold16(xx);
-}
-
-static void int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
-                               int8_t *codes, float *scb, qc_piece_sums *sums)
-{
-    row_run run;
-    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    for (uint64_t row = 0; row < rows; row++) {
-        if (!row_absmax(&run, src, dtype, row * cols, cols, &scb[row], sums))
-            return;
-        /* |h * scale| <= 127 * (1 + 2^-24)^3 < 127.5: three roundings cannot reach 128. float16 has
-         * no absmax so small that scale overflows. */
-        float scale = scb[row] == 0.0f ? 0.0f : (1.0f / scb[row]) * 127.0f;
-        for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
-            uint64_t first = row * cols + col;
-            run_load(&run, src, dtype, first, qc_min_u32(cols - col, QC_ROW_FLUSH));
-            for (uint32_t i = 0; i < run.n; i++)
-                codes[first + i] = (int8_t)round_even(run.h[i] * scale);
-            run_add_error(&run, codes + first, scb[row], first, sums);
-        }
-    }
-}
-
-static void int8_rows_dequantize(const int8_t *codes, const float *scb, uint64_t rows,
-                                 uint64_t cols, void *dst, qc_dtype dst_dtype,
-                                 uint64_t *first_overflow)
-{
-    float x[QC_ROW_FLUSH];
-    *first_overflow = UINT64_MAX;
-    for (uint64_t row = 0; row < rows; row++) {
-        for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
-            uint64_t first = row * cols + col;
-            uint32_t count = qc_min_u32(cols - col, QC_ROW_FLUSH);
-            for (uint32_t i = 0; i < count; i++)
-                x[i] = ((float)codes[first + i] * scb[row]) * QC_INT8_STEP;
-            narrow(x, count, dst, dst_dtype, first, first_overflow);
-        }
-    }
-}
-
 /* ---- int8, block-wise ------------------------------------------------------------------------ */
 
 static void int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
@@ -366,7 +250,7 @@ static void int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n, ui
         absmax[k] = b.absmax;
         float scale = b.inv * 127.0f;
         for (uint32_t i = 0; i < b.n; i++) {
-            float q = round_even(b.x[i] * scale);
+            float q = qc_round_even(b.x[i] * scale);
             q = q > 127.0f ? 127.0f : q;
             q = q < -127.0f ? -127.0f : q;
             codes[first + i] = (int8_t)q;
@@ -374,20 +258,6 @@ static void int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n, ui
         }
         if (block_errors)
             block_add_error(&b, c, &block_errors[k], sums);
-    }
-}
-
-static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uint64_t n,
-                                   uint32_t block_elems, void *dst, qc_dtype dst_dtype,
-                                   uint64_t *first_overflow)
-{
-    float x[QC_BLOCK_MAX];
-    *first_overflow = UINT64_MAX;
-    for (uint64_t first = 0, k = 0; first < n; first += block_elems, k++) {
-        uint32_t count = qc_min_u32(n - first, block_elems);
-        for (uint32_t i = 0; i < count; i++)
-            x[i] = ((float)codes[first + i] * QC_INT8_STEP) * absmax[k];
-        narrow(x, count, dst, dst_dtype, first, first_overflow);
     }
 }
 
@@ -410,6 +280,117 @@ float qc_int_scale(const qc_int_codes *how, float absmax)
     return qc_int_round_scale(how->scale_dtype, absmax / (how->bits == 4 ? 7.5f : 127.0f));
 }
 
+/* ---- integers, rows of int8, and decoding blocks of int8 ------------------------------------- */
+
+/* Each caller has code of its own, in which what it passes is constant. */
+#define ALWAYS static inline __attribute__((always_inline))
+
+static const qc_int_codes int8_codes = {.bits = 8};
+
+/* A run of a row or group, at most as long as the distance between flushes of the sums. */
+typedef struct {
+    float x[QC_ROW_FLUSH]; /* widened source */
+    float h[QC_ROW_FLUSH]; /* after float16 */
+    float q[QC_ROW_FLUSH]; /* numbers of the codes */
+    uint32_t n;
+} run;
+
+/* Reads a run, and returns the numbers that codes are made of: those of rows of int8 pass through
+ * float16. */
+ALWAYS const float *run_load(run *r, int through_f16, const void *src, qc_dtype dtype,
+                             uint64_t first, uint32_t n)
+{
+    r->n = n;
+    widen(src, dtype, first, n, r->x);
+    for (uint32_t i = 0; through_f16 && i < n; i++)
+        r->h[i] = qc_f32_from_f16(qc_f16_from_f32(r->x[i]));
+    return through_f16 ? r->h : r->x;
+}
+
+ALWAYS void run_store_codes(const run *r, const qc_int_codes *how, unsigned char *codes,
+                            uint64_t first)
+{
+    if (how->bits == 8) {
+        for (uint32_t i = 0; i < r->n; i++)
+            codes[first + i] = (unsigned char)((int)r->q[i] + (int)how->bias);
+        return;
+    }
+    for (uint32_t i = 0; i < r->n; i++) {
+        const unsigned stored = (unsigned)((int)r->q[i] + (int)how->bias) & 15u;
+        unsigned char *to = codes + (first + i) / 2;
+        *to = (unsigned char)((first + i) % 2 ? *to | stored << 4 : stored);
+    }
+}
+
+/* Adds the run's sums. unit: what errors and elements are multiplied by before they are squared;
+ * sums are multiplied by `square`. */
+ALWAYS void run_add_error(const run *r, float scale, float step, float unit, double square,
+                          uint64_t first, qc_piece_sums *sums)
+{
+    float ee[QC_LANES] = {0}, xx[QC_LANES] = {0};
+    for (uint32_t i = 0; i < r->n; i++) {
+        float e = r->x[i] - (r->q[i] * scale) * step, y = r->x[i] * unit;
+        ee[i % QC_LANES] = fmaf(e * unit, e * unit, ee[i % QC_LANES]);
+        xx[i % QC_LANES] = fmaf(y, y, xx[i % QC_LANES]);
+        if ((double)fabsf(e) > sums->max_err) {
+            sums->max_err = (double)fabsf(e);
+            sums->max_index = first + i;
+        }
+    }
+    sums->sum_ee += (double)qc_fold16(ee) * square;
+    sums->sum_xx += (double)qc_fold16(xx) * square;
+}
+
+/* Quantizes `count` groups of elements; rows: they are rows of int8. */
+ALWAYS void quantize_groups(const qc_int_codes *how, int rows, const void *src, qc_dtype dtype,
+                            uint64_t count, uint64_t group, void *codes, float *scales,
+                            qc_piece_sums *sums)
+{
+    const float low = (float)qc_int_lowest(how), high = (float)qc_int_highest(how);
+    run r;
+    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
+    for (uint64_t k = 0; k < count; k++) {
+        const uint64_t begin = k * group, end = begin + group;
+        float absmax = 0.0f, most;
+        for (uint64_t at = begin; at < end; at += QC_ROW_FLUSH) {
+            const float *seen =
+                run_load(&r, rows, src, dtype, at, qc_min_u32(end - at, QC_ROW_FLUSH));
+            if (!qc_find_absmax(seen, r.n, src, dtype, at, &most, sums))
+                return;
+            absmax = most > absmax ? most : absmax;
+        }
+        const float scale = rows ? absmax : qc_int_scale(how, absmax);
+        const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
+        const float factor = rows ? inverse * 127.0f : inverse;
+        scales[k] = scale;
+        for (uint64_t at = begin; at < end; at += QC_ROW_FLUSH) {
+            const float *seen =
+                run_load(&r, rows, src, dtype, at, qc_min_u32(end - at, QC_ROW_FLUSH));
+            for (uint32_t i = 0; i < r.n; i++) {
+                const float y = seen[i] * factor;
+                /* Of rows |y| <= 127 * (1 + 2^-24)^3 < 127.5: three roundings cannot reach 128.
+                 * float16 has no absmax so small that the factor overflows. */
+                r.q[i] = qc_round_even(rows ? y : y > high ? high : y < low ? low : y);
+            }
+            run_store_codes(&r, how, codes, at);
+            run_add_error(&r, scale, rows ? QC_INT8_STEP : 1.0f, rows ? 1.0f : inverse,
+                          rows ? 1.0 : (double)scale * (double)scale, at, sums);
+        }
+    }
+}
+
+static void int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
+                               int8_t *codes, float *scb, qc_piece_sums *sums)
+{
+    quantize_groups(&int8_codes, 1, src, dtype, rows, cols, codes, scb, sums);
+}
+
+void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
+                            uint64_t group, void *codes, float *scales, qc_piece_sums *sums)
+{
+    quantize_groups(how, 0, src, dtype, group ? n / group : 0, group, codes, scales, sums);
+}
+
 static int load_code(const qc_int_codes *how, const unsigned char *codes, uint64_t i)
 {
     if (how->bits == 4)
@@ -417,97 +398,45 @@ static int load_code(const qc_int_codes *how, const unsigned char *codes, uint64
     return how->bias ? (int)codes[i] - (int)how->bias : (int)(int8_t)codes[i];
 }
 
-static void store_code(const qc_int_codes *how, unsigned char *codes, uint64_t i, int code)
+/* Makes ((number * before) * scale) * after of n codes, of which `each` share a scale. */
+ALWAYS void dequantize_groups(const qc_int_codes *how, const void *codes, float before,
+                              const float *scales, float after, uint64_t n, uint64_t each,
+                              void *dst, qc_dtype dst_dtype, uint64_t *first_overflow)
 {
-    unsigned stored = (unsigned)(code + (int)how->bias);
-    if (how->bits == 8)
-        codes[i] = (unsigned char)stored;
-    else if (i % 2)
-        codes[i / 2] = (unsigned char)(codes[i / 2] | (stored & 15u) << 4);
-    else
-        codes[i / 2] = (unsigned char)(stored & 15u);
-}
-
-/* Finds the absmax of the group that starts at `first`; returns 1, or 0 after reporting. */
-static int group_absmax(float *x, const void *src, qc_dtype dtype, uint64_t first, uint64_t group,
-                        float *out, qc_piece_sums *sums)
-{
-    uint32_t largest = 0;
-    for (uint64_t at = 0; at < group; at += QC_ROW_FLUSH) {
-        uint32_t n = qc_min_u32(group - at, QC_ROW_FLUSH);
-        widen(src, dtype, first + at, n, x);
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t magnitude = qc_f32_bits(x[i]) & 0x7fffffffu;
-            if (magnitude >= QC_F32_INF) {
-                report_bad(src, dtype, first + at + i, sums);
-                return 0;
-            }
-            largest = magnitude > largest ? magnitude : largest;
+    float x[QC_ROW_FLUSH];
+    *first_overflow = UINT64_MAX;
+    for (uint64_t begin = 0; begin < n; begin += each, scales++) {
+        const uint64_t end = begin + qc_min_u64(n - begin, each);
+        for (uint64_t at = begin; at < end; at += QC_ROW_FLUSH) {
+            const uint32_t count = qc_min_u32(end - at, QC_ROW_FLUSH);
+            for (uint32_t i = 0; i < count; i++)
+                x[i] = (((float)load_code(how, codes, at + i) * before) * *scales) * after;
+            narrow(x, count, dst, dst_dtype, at, first_overflow);
         }
     }
-    *out = qc_f32_of_bits(largest);
-    return 1;
 }
 
-/* y: the elements times 1 / scale; q: their codes. */
-static void group_add_error(const float *x, const float *y, const float *q, float scale, uint32_t n,
-                            uint64_t first, qc_piece_sums *sums)
+static void int8_rows_dequantize(const int8_t *codes, const float *scb, uint64_t rows,
+                                 uint64_t cols, void *dst, qc_dtype dst_dtype,
+                                 uint64_t *first_overflow)
 {
-    const float inv = 1.0f / scale;
-    float rr[QC_LANES] = {0}, yy[QC_LANES] = {0};
-    for (uint32_t i = 0; i < n; i++) {
-        float e = x[i] - q[i] * scale, r = e * inv;
-        rr[i % QC_LANES] = fmaf(r, r, rr[i % QC_LANES]);
-        yy[i % QC_LANES] = fmaf(y[i], y[i], yy[i % QC_LANES]);
-        if ((double)fabsf(e) > sums->max_err) {
-            sums->max_err = (double)fabsf(e);
-            sums->max_index = first + i;
-        }
-    }
-    double s2 = (double)scale * (double)scale;
-    sums->sum_ee += (double)qc_fold16(rr) * s2;
-    sums->sum_xx += (double)qc_fold16(yy) * s2;
+    dequantize_groups(&int8_codes, codes, 1.0f, scb, QC_INT8_STEP, rows * cols, cols, dst,
+                      dst_dtype, first_overflow);
 }
 
-void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
-                            uint64_t group, void *codes, float *scales, qc_piece_sums *sums)
+static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uint64_t n,
+                                   uint32_t block_elems, void *dst, qc_dtype dst_dtype,
+                                   uint64_t *first_overflow)
 {
-    const float low = (float)qc_int_lowest(how), high = (float)qc_int_highest(how);
-    float x[QC_ROW_FLUSH], y[QC_ROW_FLUSH], q[QC_ROW_FLUSH], absmax;
-    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    for (uint64_t begin = 0; begin < n; begin += group) {
-        if (!group_absmax(x, src, dtype, begin, group, &absmax, sums))
-            return;
-        const float scale = qc_int_scale(how, absmax), inv = 1.0f / scale;
-        scales[begin / group] = scale;
-        for (uint64_t at = 0; at < group; at += QC_ROW_FLUSH) {
-            uint64_t first = begin + at;
-            uint32_t run = qc_min_u32(group - at, QC_ROW_FLUSH);
-            widen(src, dtype, first, run, x);
-            for (uint32_t i = 0; i < run; i++) {
-                y[i] = x[i] * inv;
-                q[i] = round_even(y[i] > high ? high : y[i] < low ? low : y[i]);
-                store_code(how, codes, first + i, (int)q[i]);
-            }
-            group_add_error(x, y, q, scale, run, first, sums);
-        }
-    }
+    dequantize_groups(&int8_codes, codes, QC_INT8_STEP, absmax, 1.0f, n, block_elems, dst,
+                      dst_dtype, first_overflow);
 }
 
 void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const float *scales,
                               uint64_t n, uint64_t group, void *dst, qc_dtype dst_dtype,
                               uint64_t *first_overflow)
 {
-    float x[QC_ROW_FLUSH];
-    *first_overflow = UINT64_MAX;
-    for (uint64_t begin = 0; begin < n; begin += group) {
-        for (uint64_t at = 0; at < group; at += QC_ROW_FLUSH) {
-            uint32_t run = qc_min_u32(group - at, QC_ROW_FLUSH);
-            for (uint32_t i = 0; i < run; i++)
-                x[i] = (float)load_code(how, codes, begin + at + i) * scales[begin / group];
-            narrow(x, run, dst, dst_dtype, begin + at, first_overflow);
-        }
-    }
+    dequantize_groups(how, codes, 1.0f, scales, 1.0f, n, group, dst, dst_dtype, first_overflow);
 }
 
 /* ---- casts ----------------------------------------------------------------------------------- */

@@ -7,17 +7,11 @@
 #include <math.h>
 #include <string.h>
 
-/* round half to even for |x| < 2^22: the ulp of 1.5 * 2^23 is 1 */
-static float round_even(float x)
-{
-    return (x + 0x1.8p23f) - 0x1.8p23f;
-}
-
 /* Returns the number of the code nearest to y. */
 static float nearest_number(const qc_form_ops *form, float y)
 {
     const float lowest = (float)form->lowest, highest = (float)form->highest;
-    float q = round_even(y);
+    float q = qc_round_even(y);
     q = q > highest ? highest : q;
     return q < lowest ? lowest : q;
 }
@@ -28,7 +22,7 @@ static void add_run(const float *x, uint32_t n, float k, const uint16_t (*screen
 {
     uint32_t run[2 * QC_SEARCH_FACTORS] = {0};
     for (uint32_t i = 0; i < n; i++) {
-        const uint16_t *row = screen[(int)round_even(x[i] * k) + 127];
+        const uint16_t *row = screen[(int)qc_round_even(x[i] * k) + 127];
         for (unsigned m = 0; m < 2 * QC_SEARCH_FACTORS; m++)
             run[m] += row[m];
     }
@@ -70,19 +64,11 @@ static void look(const float *x, uint32_t n, unsigned blocks,
         look_at(x + b * n, n, screen, &out[b]);
 }
 
-static unsigned nf4_code(float y)
-{
-    unsigned code = 0;
-    for (unsigned t = 0; t < 15; t++)
-        code += y > qc_nf4_threshold[t];
-    return code;
-}
-
 /* Returns y less the NF4 value nearest to it. A threshold lies within an ulp of the middle, so the
  * nearest value is that of the code or a neighbour. */
 static float nf4_residue(float y)
 {
-    unsigned code = nf4_code(y);
+    unsigned code = qc_nf4_code_of(y);
     float r = y - qc_nf4_code[code];
     if (code > 0 && fabsf(y - qc_nf4_code[code - 1]) < fabsf(r))
         r = y - qc_nf4_code[code - 1];
@@ -114,9 +100,9 @@ static float encode(const float *x, uint32_t n, unsigned blocks, const qc_form_o
     float largest = 0.0f;
     for (uint32_t i = 0; i < blocks * n; i++) {
         const float y = x[i] * inv[i / n];
-        const int code =
-            qc_form_is_table(form) ? (int)nf4_code(y) : (int)nearest_number(form, y) + form->zero;
-        const float value = form->unit(code);
+        const int code = qc_form_is_table(form) ? (int)qc_nf4_code_of(y)
+                                                : (int)nearest_number(form, y) + form->zero;
+        const float value = qc_form_unit(form, code);
         qc_form_put_code(form, codes, i, code);
         float error = fabsf(x[i] - value * s[i / n]);
         largest = error > largest ? error : largest;
@@ -155,4 +141,4 @@ static const qc_search_steps steps = {
 
 #include "quant/scale_search_driver.h"
 
-const qc_search_ops qc_search_ops_scalar = {QC_ISA_SCALAR, search_blocks, search_rows};
+const qc_search_ops qc_search_ops_scalar = {QC_ISA_SCALAR, search_blocks};

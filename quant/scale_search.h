@@ -49,15 +49,13 @@ typedef struct {
      * group, or block, may be short. The sums are final, for out->absmax: max_err is the largest |x
      * - x'|, a difference of floats, where x' is what dequantizing to F32 gives; sum_ee is as close
      * as that of nf4_quantize (see qc_block_error_finish). scratch: qc_search_scratch_bytes,
-     * 64-byte aligned, one per thread. A form by rows: n elements are whole rows. */
+     * 64-byte aligned, one per thread.
+     *
+     * A form by rows: n elements are whole rows. Those of int8 pass through float16 first, as in
+     * int8_rows_quantize, which also has the same sums; the codes are the nearest ones for the
+     * searched scale, clamped to +-127. */
     void (*blocks)(const qc_form *form, qc_search_effort effort, const void *src, qc_dtype dtype,
                    uint64_t n, const qc_search_out *out, void *scratch, qc_piece_sums *sums);
-
-    /* Handles int8 by rows: scb [rows] is the searched scale, and the codes are the nearest for it,
-     * clamped to +-127. Rows pass through float16 first, as in int8_rows_quantize, which also has
-     * the same sums. */
-    void (*rows)(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols, int8_t *codes,
-                 float *scb, void *scratch, qc_piece_sums *sums);
 } qc_search_ops;
 
 /* Chooses as qc_quant_ops_for does. */

@@ -150,4 +150,4 @@ static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, e
 
 #include "quant/scale_search_driver.h"
 
-const qc_search_ops qc_search_ops_avx2 = {QC_ISA_AVX2, search_blocks, search_rows};
+const qc_search_ops qc_search_ops_avx2 = {QC_ISA_AVX2, search_blocks};

@@ -135,4 +135,4 @@ static const qc_search_steps steps = {
 
 #include "quant/scale_search_driver.h"
 
-const qc_search_ops qc_search_ops_avx512 = {QC_ISA_AVX512, search_blocks, search_rows};
+const qc_search_ops qc_search_ops_avx512 = {QC_ISA_AVX512, search_blocks};

@@ -61,17 +61,12 @@ static uint32_t block_count(const search *c, uint64_t block)
     return qc_min_u32(left, c->form->block_elems);
 }
 
-static uint32_t padded(uint32_t n)
-{
-    return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
-}
-
 static uint32_t read_block(const search *c, uint64_t block)
 {
     const uint32_t n = block_count(c, block);
     float *x = c->scratch->x;
     steps.widen(c->src + block * c->form->block_elems * c->element_bytes, c->dtype, n, x);
-    for (uint32_t i = n; i < padded(n); i++)
+    for (uint32_t i = n; i < qc_search_padded(n); i++)
         x[i] = 0.0f;
     return n;
 }
@@ -129,20 +124,16 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
     const uint32_t n = read_block(c, block);
     float *x = c->scratch->x;
     qc_search_look look;
-    steps.look(x, padded(n), 1, c->screen, &look);
+    steps.look(x, qc_search_padded(n), 1, c->screen, &look);
     *out = (qc_search_target){.absmax = look.absmax};
-    if (!isfinite(look.absmax)) {
-        uint32_t i = 0;
-        while (isfinite(x[i]))
-            i++;
-        qc_search_report_bad(c->src, c->dtype, block * c->form->block_elems + i, c->sums);
-        return 0;
-    }
+    if (!isfinite(look.absmax))
+        return qc_find_absmax(x, n, c->src, c->dtype, block * c->form->block_elems, &out->absmax,
+                              c->sums);
     if (look.absmax == 0.0f)
         return 1;
     if (look.absmax < QC_TINY_ABSMAX) {
         scale_up(x, n);
-        steps.look(x, padded(n), 1, c->screen, &look);
+        steps.look(x, qc_search_padded(n), 1, c->screen, &look);
     }
     finish_target(c, &look, out->absmax, out);
     return 1;
@@ -281,7 +272,8 @@ static void try_window(const search *c, const lattice *l, const qc_search_target
         for (unsigned j = 0; j < count; j++)
             s[j] = scale_of(l, first + done + j);
         find_inverses(c, b->absmax, s, count, inv);
-        steps.errors(c->tables, c->scratch->x, padded(n), 1, c->form->ops, inv, count, rr);
+        steps.errors(c->tables, c->scratch->x, qc_search_padded(n), 1, c->form->ops, inv, count,
+                     rr);
         choice one = best_of(c, b, s, inv, rr, count);
         one.code += first + done;
         if (one.usable && (!best->usable || one.error < best->error))
@@ -302,21 +294,6 @@ static choice choose_nested(const search *c, const lattice *l, const qc_search_t
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* Notes the largest |x - x'| of the block; x are the n elements as they are in the source. */
-static void note_largest(const search *c, const float *x, uint64_t block, uint32_t n, float s,
-                         const uint8_t *codes)
-{
-    const qc_form_ops *form = c->form->ops;
-    for (uint32_t i = 0; i < n; i++) {
-        const float value = form->unit(qc_form_code_at(form, codes, i));
-        const double error = (double)fabsf(x[i] - value * s);
-        if (error > c->sums->max_err) {
-            c->sums->max_err = error;
-            c->sums->max_index = block * c->form->block_elems + i;
-        }
-    }
-}
-
 static uint8_t *codes_of(const search *c, uint64_t block)
 {
     return (uint8_t *)c->out->codes + qc_form_code_bytes(c->form, block * c->form->block_elems);
@@ -329,12 +306,13 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
     const float lift = lift_of(b->absmax);
     const size_t bytes = (size_t)qc_form_code_bytes(c->form, n);
     uint8_t *codes = codes_of(c, block);
-    const int whole = n == padded(n);
+    const int whole = n == qc_search_padded(n);
     float largest = INFINITY;
     if (best->usable) {
         uint8_t *to = whole ? codes : c->scratch->codes;
         const float inv = inverse_of(c, best->s * lift);
-        largest = steps.encode(c->scratch->x, padded(n), 1, c->form->ops, &inv, &best->s, to);
+        largest =
+            steps.encode(c->scratch->x, qc_search_padded(n), 1, c->form->ops, &inv, &best->s, to);
         if (!whole)
             memcpy(codes, to, bytes);
     } else {
@@ -347,27 +325,11 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
         largest = INFINITY;
     }
     if ((double)largest > c->sums->max_err)
-        note_largest(c, c->scratch->x, block, n, best->s, codes);
-}
-
-static void encode_zeros(const search *c, uint64_t block)
-{
-    memset(codes_of(c, block), qc_form_zero_byte(c->form->ops),
-           (size_t)qc_form_code_bytes(c->form, block_count(c, block)));
+        qc_search_note_largest(c->form->ops, c->scratch->x, n, codes, best->s,
+                               block * c->form->block_elems, c->sums);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
-
-static float largest_difference(const search *c, unsigned count)
-{
-    float largest = 0.0f;
-    for (unsigned i = 0; i < count; i++) {
-        const float t = c->scratch->target[i];
-        const float d = t != 0.0f ? fabsf(t - c->form->offset) : 0.0f;
-        largest = d > largest ? d : largest;
-    }
-    return isfinite(largest) ? largest : FLT_MAX;
-}
 
 /* Writes the codes nearest to the targets of a group to scratch. The vector code of double
  * quantization finds them wherever its nested absmax is the one asked for. */
@@ -381,31 +343,25 @@ static void nearest_codes(const search *c, const lattice *l, unsigned count)
         c->scratch->nearest[i] = (uint8_t)nearest_code(l, c->scratch->target[i]);
 }
 
-static double group_error(const search *c, uint64_t first, unsigned count, float nested_absmax)
-{
-    const lattice l = make_lattice(nested_absmax, c->form->offset);
-    double sum = 0.0;
-    nearest_codes(c, &l, count);
-    for (unsigned i = 0; i < count; i++) {
-        const qc_search_target *b = &c->scratch->of[i];
-        if (b->target != 0.0f) {
-            uint32_t n = read_scaled(c, first + i, b);
-            sum += choose_nested(c, &l, b, c->scratch->nearest[i], n).error;
-        }
-    }
-    return sum;
-}
-
+/* Returns the nested absmax of least error among some shares of this one. */
 static float refit(const search *c, uint64_t first, unsigned count, float nested_absmax)
 {
     float best = nested_absmax;
     double least = INFINITY;
     for (unsigned k = 0; k < QC_SEARCH_REFIT_COUNT; k++) {
-        float candidate = nested_absmax * refit_shares[k];
-        double error = group_error(c, first, count, candidate);
+        const lattice l = make_lattice(nested_absmax * refit_shares[k], c->form->offset);
+        double error = 0.0;
+        nearest_codes(c, &l, count);
+        for (unsigned i = 0; i < count; i++) {
+            const qc_search_target *b = &c->scratch->of[i];
+            if (b->target == 0.0f)
+                continue;
+            const uint32_t n = read_scaled(c, first + i, b);
+            error += choose_nested(c, &l, b, c->scratch->nearest[i], n).error;
+        }
         if (error < least) {
             least = error;
-            best = candidate;
+            best = l.nested_absmax;
         }
     }
     return best;
@@ -485,15 +441,16 @@ static void settle_block(const search *c, const lattice *l, uint64_t first, unsi
     choice best = {.code = c->form->nested ? s->nearest[i] : 0};
     if (b->target == 0.0f) {
         best.s = c->form->nested ? scale_of(l, best.code) : qc_form_round_scale(c->form, 0.0f);
-        encode_zeros(c, first + i);
+        memset(codes_of(c, first + i), qc_form_zero_byte(c->form->ops),
+               (size_t)qc_form_code_bytes(c->form, block_count(c, first + i)));
     } else {
         const uint32_t n = read_scaled(c, first + i, b);
         if (c->refits) {
             best = choose_nested(c, l, b, best.code, n);
         } else {
             float rr[QC_SEARCH_CANDIDATES];
-            steps.errors(c->tables, s->x, padded(n), 1, c->form->ops, s->inverse + i * c->tried,
-                         c->tried, rr);
+            steps.errors(c->tables, s->x, qc_search_padded(n), 1, c->form->ops,
+                         s->inverse + i * c->tried, c->tried, rr);
             best = choose(c, i, rr);
         }
         encode_block(c, first + i, b, n, &best);
@@ -529,7 +486,8 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
         c->sums->sum_ee += best[j].error;
         put_choice(c, first + i + j, &best[j]);
         if ((double)largest > c->sums->max_err)
-            note_largest(c, s->x + j * n, first + i + j, n, scale[j], codes_of(c, first + i + j));
+            qc_search_note_largest(c->form->ops, s->x + j * n, n, codes_of(c, first + i + j),
+                                   scale[j], (first + i + j) * n, c->sums);
     }
     return 1;
 }
@@ -537,7 +495,13 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 /* Finds how the scales of a group are represented, and the codes nearest to its targets. */
 static lattice settle_lattice(const search *c, uint64_t first, unsigned count)
 {
-    float nested_absmax = largest_difference(c, count);
+    float nested_absmax = 0.0f;
+    for (unsigned i = 0; i < count; i++) {
+        const float t = c->scratch->target[i];
+        const float d = t != 0.0f ? fabsf(t - c->form->offset) : 0.0f;
+        nested_absmax = d > nested_absmax ? d : nested_absmax;
+    }
+    nested_absmax = isfinite(nested_absmax) ? nested_absmax : FLT_MAX;
     if (c->refits)
         nested_absmax = refit(c, first, count, nested_absmax);
     const lattice l = make_lattice(nested_absmax, c->form->offset);
@@ -617,16 +581,6 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     search_groups(&c, blocks);
-}
-
-static void search_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
-                        int8_t *codes, float *scb, void *scratch, qc_piece_sums *sums)
-{
-    const qc_form form = {.ops = &qc_form_int8_rows, .cols = cols};
-    const qc_search_out out = {.codes = codes, .absmax = scb};
-    for (uint64_t row = 0; cols == 0 && row < rows; row++)
-        scb[row] = 0.0f;
-    qc_search_rows_with(&steps, &form, src, dtype, rows * cols, &out, scratch, sums);
 }
 
 #endif

@@ -175,6 +175,11 @@ typedef struct {
  * those of 0), and scales tiny blocks. */
 #define QC_SEARCH_PAD 32u
 
+static inline uint32_t qc_search_padded(uint32_t n)
+{
+    return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
+}
+
 typedef struct {
     const qc_quant_ops *ops; /* casts, double quantization */
     /* any n, no padding */
@@ -219,6 +224,10 @@ typedef struct {
     _Alignas(64) float inverse[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES]; /* 0: not usable */
 } qc_search_scratch;
 
+/* Notes the largest |x - x'| of elements from `first` on; x are as they are in the source. */
+void qc_search_note_largest(const qc_form_ops *form, const float *x, uint32_t n,
+                            const uint8_t *codes, float scale, uint64_t first, qc_piece_sums *sums);
+
 /* What scale_search.h says of forms by rows, done with these steps for n elements. */
 void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, const void *src,
                          qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
@@ -233,9 +242,6 @@ static inline float qc_search_inverse(const qc_form_ops *form, float s)
 {
     return s == 0.0f ? 0.0f : (1.0f / s) * form->span;
 }
-
-/* Reports the element at `index`, which widening makes infinite or NaN. */
-void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums);
 
 extern const qc_search_ops qc_search_ops_scalar;
 extern const qc_search_ops qc_search_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */

@@ -26,11 +26,6 @@ typedef struct {
     const float *seen; /* the run as the search sees it: h, or x of integers */
 } row_search;
 
-static uint32_t padded(uint32_t n)
-{
-    return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
-}
-
 /* Reads columns from col on of the row that starts at element `first`; returns how many,
  * unpadded. */
 static uint32_t read_run(const row_search *c, uint64_t first, uint64_t col)
@@ -46,33 +41,9 @@ static uint32_t read_run(const row_search *c, uint64_t first, uint64_t col)
         ops->cast(run->x, QC_DTYPE_F32, n, run->half, QC_DTYPE_F16, &overflow);
         ops->cast(run->half, QC_DTYPE_F16, n, run->h, QC_DTYPE_F32, &overflow);
     }
-    for (uint32_t i = n; i < padded(n); i++)
+    for (uint32_t i = n; i < qc_search_padded(n); i++)
         run->x[i] = run->h[i] = 0.0f;
     return n;
-}
-
-/* Finds the largest magnitude that is seen; returns 1, or 0 after reporting. */
-static int row_absmax(const row_search *c, uint64_t first, float *out, qc_piece_sums *sums)
-{
-    float largest = 0.0f;
-    for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
-        const uint32_t n = read_run(c, first, col);
-        uint32_t most = 0;
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t magnitude = qc_f32_bits(c->seen[i]) & 0x7fffffffu;
-            most = magnitude > most ? magnitude : most;
-        }
-        if (most >= QC_F32_INF) {
-            uint32_t i = 0;
-            while (isfinite(c->seen[i]))
-                i++;
-            qc_search_report_bad(c->src, c->dtype, first + col + i, sums);
-            return 0;
-        }
-        largest = fmaxf(largest, qc_f32_of_bits(most));
-    }
-    *out = largest;
-    return 1;
 }
 
 static float best_scale(const row_search *c, uint64_t first, float absmax)
@@ -88,7 +59,8 @@ static float best_scale(const row_search *c, uint64_t first, float absmax)
     }
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
         const uint32_t n = read_run(c, first, col);
-        c->steps->errors(NULL, c->seen, padded(n), 1, form, inv, QC_SEARCH_CANDIDATES, rr);
+        c->steps->errors(NULL, c->seen, qc_search_padded(n), 1, form, inv, QC_SEARCH_CANDIDATES,
+                         rr);
         for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++)
             error[j] += (double)rr[j];
     }
@@ -104,13 +76,12 @@ static float best_scale(const row_search *c, uint64_t first, float absmax)
     return s[best];
 }
 
-static void note_largest(const row_search *c, uint32_t n, const uint8_t *codes, float scale,
-                         uint64_t first, qc_piece_sums *sums)
+void qc_search_note_largest(const qc_form_ops *form, const float *x, uint32_t n,
+                            const uint8_t *codes, float scale, uint64_t first, qc_piece_sums *sums)
 {
-    const qc_form_ops *form = c->form->ops;
     for (uint32_t i = 0; i < n; i++) {
-        const float value = form->value(qc_form_code_at(form, codes, i), scale);
-        const double error = (double)fabsf(c->run->x[i] - value);
+        const float value = qc_form_value(form, qc_form_code_at(form, codes, i), scale);
+        const double error = (double)fabsf(x[i] - value);
         if (error > sums->max_err) {
             sums->max_err = error;
             sums->max_index = first + i;
@@ -124,23 +95,17 @@ static void encode_row(const row_search *c, uint64_t first, float scale, qc_piec
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
         const uint32_t n = read_run(c, first, col);
         uint8_t *codes = (uint8_t *)c->out->codes + qc_form_code_bytes(c->form, first + col);
-        uint8_t *to = n == padded(n) ? codes : c->run->codes;
+        uint8_t *to = n == qc_search_padded(n) ? codes : c->run->codes;
         float ee, xx;
-        float largest =
-            c->steps->encode_row(c->run->x, c->seen, padded(n), c->form->ops, scale, to, &ee, &xx);
+        float largest = c->steps->encode_row(c->run->x, c->seen, qc_search_padded(n), c->form->ops,
+                                             scale, to, &ee, &xx);
         if (to == c->run->codes)
             memcpy(codes, to, (size_t)qc_form_code_bytes(c->form, n));
         sums->sum_ee += (double)ee * s2;
         sums->sum_xx += (double)xx * s2;
         if ((double)largest > sums->max_err)
-            note_largest(c, n, to, scale, first + col, sums);
+            qc_search_note_largest(c->form->ops, c->run->x, n, to, scale, first + col, sums);
     }
-}
-
-/* Returns the scale of a row of zeros. */
-static float zero_scale(const qc_form *form)
-{
-    return form->ops->integer ? qc_int_round_scale(form->scale_dtype, 0.0f) : 0.0f;
 }
 
 void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, const void *src,
@@ -154,10 +119,15 @@ void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, cons
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t row = 0; form->cols && row < n / form->cols; row++) {
         const uint64_t first = row * form->cols;
-        float absmax;
-        if (!row_absmax(&c, first, &absmax, sums))
-            return;
-        out->absmax[row] = absmax == 0.0f ? zero_scale(form) : best_scale(&c, first, absmax);
+        float absmax = 0.0f, most;
+        for (uint64_t col = 0; col < form->cols; col += QC_ROW_FLUSH) {
+            const uint32_t seen = read_run(&c, first, col);
+            if (!qc_find_absmax(c.seen, seen, src, dtype, first + col, &most, sums))
+                return;
+            absmax = fmaxf(absmax, most);
+        }
+        out->absmax[row] =
+            absmax == 0.0f ? qc_form_round_scale(form, 0.0f) : best_scale(&c, first, absmax);
         encode_row(&c, first, out->absmax[row], sums);
     }
 }

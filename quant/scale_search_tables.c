@@ -20,7 +20,7 @@ static double squared_distance(const qc_form_ops *form, double u, double f)
 {
     double least = INFINITY;
     for (int code = 0; code < 16; code++) {
-        double r = u - f * (double)form->unit(code);
+        double r = u - f * (double)qc_form_unit(form, code);
         least = r * r < least ? r * r : least;
     }
     return least;
@@ -116,19 +116,4 @@ uint64_t qc_search_sample_group(uint64_t groups, uint64_t i)
 uint64_t qc_search_scratch_bytes(void)
 {
     return (sizeof(qc_search_scratch) + 63) / 64 * 64;
-}
-
-void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums)
-{
-    double wide = 0.0;
-    float x = 0.0f;
-    uint64_t overflow;
-    const unsigned char *at = (const unsigned char *)src + index * (qc_dtype_bits(dtype) / 8);
-    qc_quant_ops_scalar.cast(at, dtype, 1, &x, QC_DTYPE_F32, &overflow);
-    if (dtype == QC_DTYPE_F64)
-        memcpy(&wide, at, sizeof wide);
-    else
-        wide = (double)x;
-    sums->bad = isfinite(wide) ? QC_BAD_RANGE : QC_BAD_NONFINITE;
-    sums->bad_index = index;
 }

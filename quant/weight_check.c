@@ -24,7 +24,7 @@ void qc_check_init(qc_check *f, const qc_form *form)
         return;
     f->largest = 0.0f;
     for (int c = 0; c < 16; c++)
-        own[c] = form->ops->unit(c);
+        own[c] = qc_form_unit(form->ops, c);
     f->mapped = memcmp(map, own, sizeof f->map) != 0;
     memcpy(f->map, map, sizeof f->map);
     for (unsigned c = 0; c < 16; c++) {
@@ -267,6 +267,13 @@ static void add_searched_block(const chunk *c, uint32_t k, qc_check_sums *s)
     add_searched(c->first + at, qc_min_u64(c->n - at, b), c->t->absmax[k], s);
 }
 
+static uint64_t clipped_in(const chunk *c, uint32_t k)
+{
+    const uint32_t b = c->f->form.block_elems, at = k * b;
+    return count_clipped(c->ops, c->t->x + at, qc_min_u32(c->n - at, b), c->t->absmax[k],
+                         c->scales[k], c->f->largest);
+}
+
 /* Judges block k; it needs c->t->x and the borders of 4-bit codes. `same` says that the codes are
  * those of absmax. */
 static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
@@ -345,8 +352,7 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
         decode(c, c->f->map, at, n, c->scales + k, c->t->value + at);
         add_errors(c->ops, c->t->x + at, c->t->value + at, n, 0, &here);
         here.sum_xx = here.sum_ee = 0.0;
-        here.clipped =
-            count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
+        here.clipped = clipped_in(c, k);
         qc_check_add(s, &here, c->first + at);
         if (is_codes4(c->f) && !good)
             decode_borders(c, at, n, c->scales + k);
@@ -380,21 +386,10 @@ static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
         if (largest || !held)
             decode(c, c->f->map, at, n, c->scales + k, c->t->value + at);
         add_squares(&l, x, c->t->value + at, n, s);
-        if (largest) {
+        if (largest)
             find_largest(x, c->t->value + at, n, c->first + at, s);
-        }
     }
     return 1;
-}
-
-/* Call it when every element of block k is inside its borders with the scale as it is. */
-static void pass_block(const chunk *c, uint32_t k, qc_check_sums *s)
-{
-    if (!(c->t->absmax[k] > 0.0f))
-        return;
-    s->scales++;
-    if (!scale_is_absmax(c, k))
-        add_searched_block(c, k, s);
 }
 
 static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
@@ -419,11 +414,12 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
     for (uint32_t k = 0; k * b < c->n; k++) {
         uint32_t at = k * b, n = qc_min_u32(c->n - at, b);
         size_t bytes = (size_t)qc_form_code_bytes(&c->f->form, n);
-        s->clipped +=
-            count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
+        s->clipped += clipped_in(c, k);
         expected += scale_is_absmax(c, k) ? moved(c, k) : rounded(c, k);
-        if (counted && outside[k] == 0) {
-            pass_block(c, k, s);
+        if (counted && outside[k] == 0) { /* all are inside with the scale as it is */
+            s->scales += c->t->absmax[k] > 0.0f;
+            if (c->t->absmax[k] > 0.0f && !scale_is_absmax(c, k))
+                add_searched_block(c, k, s);
             continue;
         }
         if (is_codes4(c->f))
@@ -475,16 +471,15 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
             expected += e * e;
         }
         s->sum_expected += expected;
-        s->clipped +=
-            count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
+        s->clipped += clipped_in(c, k);
         judge_block(c, k, 0, s);
     }
     return 1;
 }
 
-/* ---- integers -------------------------------------------------------------------------------- */
+/* ---- integers and rows ----------------------------------------------------------------------- */
 
-/* Integers that are checked: their scales are never double quantized, so those of absmax are known
+/* Groups of codes, each with a scale that is never double quantized: so those of absmax are known
  * exactly, and what quantizing leaves is final. */
 typedef struct {
     const qc_quant_ops *ops;
@@ -495,9 +490,9 @@ typedef struct {
     void *codes_ref; /* the codes that are made of the elements at work */
     qc_check_scratch *t;
     qc_check_sums *sums;
-} integers;
+} groups;
 
-static const unsigned char *source_at(const integers *c, uint64_t i)
+static const unsigned char *source_at(const groups *c, uint64_t i)
 {
     return c->src + i * (qc_dtype_bits(c->dtype) / 8);
 }
@@ -512,9 +507,25 @@ static int is_nearest(const qc_form_ops *form, int code, float x, float value, f
     return (q == form->lowest || q == form->highest) && (value < 0.0f ? x < value : x > value);
 }
 
+/* Judges n elements of a row of int8, whose codes are those of the weight as float16. */
+static void judge_row(const groups *c, uint64_t first, uint32_t n, const int8_t *codes, float scale)
+{
+    qc_check_scratch *t = c->t;
+    uint64_t overflow;
+    c->ops->cast(t->x, QC_DTYPE_F32, n, t->half, QC_DTYPE_F16, &overflow);
+    c->ops->cast(t->half, QC_DTYPE_F16, n, t->x, QC_DTYPE_F32, &overflow);
+    uint64_t outside = lanes_of(c->ops)->outside8(t->x, t->value, codes, n, reach_of(scale));
+    if (outside > 0 && c->sums->first_misplaced == UINT64_MAX) {
+        int8_borders(codes, t->value, n, scale, t->low, t->high);
+        uint64_t where = first_outside(t->x, t->low, t->high, n, scale);
+        c->sums->first_misplaced = first + (where < n ? where : 0);
+    }
+    c->sums->misplaced += outside;
+}
+
 /* Checks elements [first, first + n) of a group, at most a chunk, one by one. Returns the largest
- * magnitude. */
-static float add_integers(const integers *c, uint64_t first, uint32_t n, float scale)
+ * magnitude of integers. */
+static float add_elements(const groups *c, uint64_t first, uint32_t n, float scale)
 {
     const qc_form_ops *form = c->f->form.ops;
     const unsigned char *codes = codes_at(c->f, c->codes, first);
@@ -527,7 +538,7 @@ static float add_integers(const integers *c, uint64_t first, uint32_t n, float s
     form->dequantize(c->ops, &part, codes, &scale, n, c->t->value, QC_DTYPE_F32, &overflow);
     add_errors(c->ops, c->t->x, c->t->value, n, first, c->sums);
     c->sums->clipped += count_clipped(c->ops, c->t->x, n, FLT_MAX, scale, c->f->largest);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; form->integer && i < n; i++) {
         largest = fmaxf(largest, fabsf(c->t->x[i]));
         if (is_nearest(form, qc_form_code_at(form, codes, i), c->t->x[i], c->t->value[i], scale))
             continue;
@@ -535,12 +546,14 @@ static float add_integers(const integers *c, uint64_t first, uint32_t n, float s
         if (c->sums->first_misplaced == UINT64_MAX)
             c->sums->first_misplaced = first + i;
     }
+    if (!form->integer)
+        judge_row(c, first, n, (const int8_t *)codes, scale);
     return largest;
 }
 
 /* Quantizes n elements from `first` on, whole groups, and adds their sums if codes and scales are
  * those. Returns 1, or 0 where they are others, or -1 for a bad source. */
-static int add_same(const integers *c, uint64_t first, uint64_t n, uint64_t group, float *scales,
+static int add_same(const groups *c, uint64_t first, uint64_t n, uint64_t group, float *scales,
                     qc_piece_sums *made)
 {
     const qc_form_out out = {.codes = c->codes_ref, .absmax = scales};
@@ -566,13 +579,13 @@ static int add_same(const integers *c, uint64_t first, uint64_t n, uint64_t grou
 }
 
 /* Returns whether a group is not all zero, as far as its scale by absmax tells. */
-static int is_there(const integers *c, float absmax_scale)
+static int is_there(const groups *c, float absmax_scale)
 {
     return absmax_scale != qc_form_round_scale(&c->f->form, 0.0f);
 }
 
 /* Returns 1, or 0 for a bad source. */
-static int add_group(const integers *c, uint64_t first, uint64_t group)
+static int add_group(const groups *c, uint64_t first, uint64_t group)
 {
     const float scale = c->scales[first / group];
     const uint64_t before = c->sums->misplaced;
@@ -587,15 +600,18 @@ static int add_group(const integers *c, uint64_t first, uint64_t group)
     c->sums->sum_expected += made.sum_ee;
     for (uint64_t at = 0; at < group; at += QC_CHECK_CHUNK) {
         const uint32_t n = qc_min_u32(group - at, QC_CHECK_CHUNK);
-        largest = fmaxf(largest, add_integers(c, first + at, n, scale));
+        largest = fmaxf(largest, add_elements(c, first + at, n, scale));
     }
-    if (is_there(c, absmax_scale) && c->sums->misplaced == before && scale != absmax_scale)
-        add_searched(first, group, largest, c->sums);
+    const int other = c->f->form.ops->integer
+                          ? scale != absmax_scale
+                          : !(fabsf(absmax_scale - scale) <= absmax_scale * 0x1p-20f);
+    if (is_there(c, absmax_scale) && c->sums->misplaced == before && other)
+        add_searched(first, group, c->f->form.ops->integer ? largest : absmax_scale, c->sums);
     return 1;
 }
 
 /* Deals at once with chunks that are the same. */
-static void check_integers(const integers *c, uint64_t n, uint64_t group)
+static void check_groups(const groups *c, uint64_t n, uint64_t group)
 {
     const uint64_t step = group < QC_CHECK_CHUNK ? QC_CHECK_CHUNK / group * group : group;
     for (uint64_t first = 0; group > 0 && first < n; first += step) {
@@ -615,17 +631,18 @@ static void check_integers(const integers *c, uint64_t n, uint64_t group)
     }
 }
 
-void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
-                     uint64_t n, const void *codes, const float *scales, const float *slack,
-                     qc_check_scratch *t, qc_check_sums *sums)
+void qc_check_codes(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
+                    uint64_t n, const void *codes, const float *scales, const float *slack,
+                    void *row_codes, qc_check_scratch *t, qc_check_sums *sums)
 {
     const unsigned char *from = src;
     uint64_t each = qc_dtype_bits(dtype) / 8;
     const qc_form_out out = {t->codes, t->absmax, t->errors};
     qc_check_sums_init(sums);
-    if (f->form.ops->integer) {
-        const integers c = {ops, f, dtype, src, codes, scales, t->codes, t, sums};
-        check_integers(&c, n, f->form.block_elems);
+    if (f->form.ops->integer || qc_form_by_rows(&f->form)) {
+        void *made = qc_form_by_rows(&f->form) ? row_codes : t->codes;
+        const groups c = {ops, f, dtype, src, codes, scales, made, t, sums};
+        check_groups(&c, n, qc_form_scale_elems(&f->form));
         return;
     }
     for (uint64_t first = 0; first < n; first += QC_CHECK_CHUNK) {
@@ -655,77 +672,5 @@ void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src
             add_equal(&c, at, dtype, &made, sums);
         else
             add_unequal(&c, at, dtype, &made, sums);
-    }
-}
-
-/* ---- rows ------------------------------------------------------------------------------------ */
-
-/* Checks a row whose codes or scale are not those of absmax, in stretches of a chunk. */
-static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, uint64_t cols,
-                    const int8_t *codes, float scale, uint64_t first, qc_check_scratch *t,
-                    qc_check_sums *s)
-{
-    const unsigned char *from = src;
-    uint64_t overflow;
-    for (uint64_t at = 0; at < cols; at += QC_CHECK_CHUNK) {
-        uint32_t n = qc_min_u32(cols - at, QC_CHECK_CHUNK);
-        ops->cast(from + at * (qc_dtype_bits(dtype) / 8), dtype, n, t->x, QC_DTYPE_F32, &overflow);
-        ops->int8_rows_dequantize(codes + at, &scale, 1, n, t->value, QC_DTYPE_F32, &overflow);
-        add_errors(ops, t->x, t->value, n, first + at, s);
-        s->clipped += count_clipped(ops, t->x, n, FLT_MAX, scale, 1.0f);
-        /* Codes are those of the weight as float16. */
-        ops->cast(t->x, QC_DTYPE_F32, n, t->half, QC_DTYPE_F16, &overflow);
-        ops->cast(t->half, QC_DTYPE_F16, n, t->x, QC_DTYPE_F32, &overflow);
-        uint64_t outside = lanes_of(ops)->outside8(t->x, t->value, codes + at, n, reach_of(scale));
-        if (outside > 0 && s->first_misplaced == UINT64_MAX) {
-            int8_borders(codes + at, t->value, n, scale, t->low, t->high);
-            uint64_t where = first_outside(t->x, t->low, t->high, n, scale);
-            s->first_misplaced = first + at + (where < n ? where : 0);
-        }
-        s->misplaced += outside;
-    }
-}
-
-void qc_check_rows(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
-                   uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
-                   qc_check_scratch *t, qc_check_sums *sums)
-{
-    const unsigned char *from = src;
-    uint64_t each = qc_dtype_bits(dtype) / 8;
-    qc_check_sums_init(sums);
-    if (f->form.ops->integer) {
-        const integers c = {ops, f,         dtype, src, (const unsigned char *)codes,
-                            scb, codes_ref, t,     sums};
-        check_integers(&c, rows * f->form.cols, f->form.cols);
-        return;
-    }
-    for (uint64_t row = 0; row < rows; row++) {
-        const void *at = from + row * f->form.cols * each;
-        const int8_t *mine = codes + row * f->form.cols;
-        uint64_t first = row * f->form.cols;
-        float scale = 0.0f;
-        qc_piece_sums made;
-        ops->int8_rows_quantize(at, dtype, 1, f->form.cols, codes_ref, &scale, &made);
-        if (made.bad != QC_BAD_NONE) {
-            sums->bad_source = first + made.bad_index;
-            return;
-        }
-        sums->sum_expected += made.sum_ee;
-        sums->scales += scale > 0.0f;
-        if (qc_f32_bits(scale) != qc_f32_bits(scb[row]) ||
-            memcmp(codes_ref, mine, (size_t)f->form.cols) != 0) {
-            uint64_t before = sums->misplaced;
-            add_row(ops, at, dtype, f->form.cols, mine, scb[row], first, t, sums);
-            if (scale > 0.0f && sums->misplaced == before &&
-                !(fabsf(scale - scb[row]) <= scale * 0x1p-20f))
-                add_searched(first, f->form.cols, scale, sums);
-            continue;
-        }
-        sums->sum_xx += made.sum_xx;
-        sums->sum_ee += made.sum_ee;
-        if (made.max_err > sums->max_err || sums->max_index == UINT64_MAX) {
-            sums->max_err = made.max_err;
-            sums->max_index = first + made.max_index;
-        }
     }
 }

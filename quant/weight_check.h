@@ -72,15 +72,11 @@ typedef struct {
     qc_block_error errors[QC_CHECK_CHUNK / 32];
 } qc_check_scratch;
 
-/* Checks n elements from the start of a block at src; codes and scales (as a reader has them) begin
- * there too. slack [blocks]: how far a scale may be from the block's largest value. */
-void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
-                     uint64_t n, const void *codes, const float *scales, const float *slack,
-                     qc_check_scratch *scratch, qc_check_sums *sums);
-
-/* Checks whole rows; codes_ref has room for `cols` codes. */
-void qc_check_rows(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
-                   uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
-                   qc_check_scratch *scratch, qc_check_sums *sums);
+/* Checks n elements from the start of a block at src, or whole rows; codes and scales (as a reader
+ * has them) begin there too. slack [blocks]: how far a scale may be from the block's largest value.
+ * row_codes: room for the codes of a row; only of forms by rows. */
+void qc_check_codes(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
+                    uint64_t n, const void *codes, const float *scales, const float *slack,
+                    void *row_codes, qc_check_scratch *scratch, qc_check_sums *sums);
 
 #endif

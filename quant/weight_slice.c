@@ -153,41 +153,21 @@ static uint64_t block_of(const cut *c, uint64_t i)
     return at / c->w->form.block_elems;
 }
 
-static void copy_codes(const cut *c, unsigned char *to)
-{
-    const size_t bytes = (size_t)qc_form_code_bytes(&c->w->form, c->length);
-    for (uint64_t run = 0; run < c->runs; run++)
-        memcpy(to + run * bytes, codes_at(c->w, c->first + run * c->w->form.cols), bytes);
-}
-
-static void copy_scales(const cut *c, void *to)
-{
-    const qc_weights *w = c->w;
-    for (uint64_t i = 0; i < c->scales; i++) {
-        const uint64_t b = block_of(c, i);
-        if (c->nested > 0)
-            ((uint8_t *)to)[i] = w->absmax_codes[b];
-        else
-            ((float *)to)[i] = qc_weights_scale(w, b);
-    }
-}
-
-static void copy_nested(const cut *c, float *to)
-{
-    for (uint64_t i = 0; i < c->nested; i++)
-        to[i] = c->w->nested_absmax[block_of(c, i * c->out.nested_block) / c->w->nested_block];
-}
-
 static void write_scales(const cut *c, unsigned char *memory, qc_weights *out)
 {
     const qc_weights *w = c->w;
     const uint64_t block = block_of(c, 0);
     void *scales = c->scales_copied ? memory + c->scales_offset : NULL;
-    void *nested = c->nested_copied ? memory + c->nested_offset : NULL;
-    if (scales)
-        copy_scales(c, scales);
-    if (nested)
-        copy_nested(c, nested);
+    float *nested = c->nested_copied ? (float *)(void *)(memory + c->nested_offset) : NULL;
+    for (uint64_t i = 0; scales && i < c->scales; i++) {
+        const uint64_t b = block_of(c, i);
+        if (c->nested > 0)
+            ((uint8_t *)scales)[i] = w->absmax_codes[b];
+        else
+            ((float *)scales)[i] = qc_weights_scale(w, b);
+    }
+    for (uint64_t i = 0; nested && i < c->nested; i++)
+        nested[i] = w->nested_absmax[block_of(c, i * c->out.nested_block) / w->nested_block];
     if (c->nested == 0)
         out->absmax = scales ? scales : w->absmax + block;
     out->absmax_codes = c->nested == 0 ? NULL : scales ? scales : w->absmax_codes + block;
@@ -206,8 +186,9 @@ static void write_slice(const cut *c, unsigned char *memory, qc_weights *out)
     if (c->length == 0)
         return;
     out->codes = c->codes_copied ? memory : codes_at(w, c->first);
-    if (c->codes_copied)
-        copy_codes(c, memory);
+    const size_t bytes = (size_t)qc_form_code_bytes(&w->form, c->length);
+    for (uint64_t run = 0; c->codes_copied && run < c->runs; run++)
+        memcpy(memory + run * bytes, codes_at(w, c->first + run * w->form.cols), bytes);
     if (!qc_form_by_rows(&w->form))
         write_scales(c, memory, out);
 }

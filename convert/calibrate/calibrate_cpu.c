@@ -68,11 +68,6 @@ static void drop(qc_calibrate_engine *e)
     c->h = c->c = NULL;
 }
 
-static void close(qc_calibrate_engine *e)
-{
-    drop(e);
-}
-
 /* ---- speed and room ---- */
 
 static qc_status measure(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err)
@@ -122,7 +117,7 @@ static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const float
 
 const qc_calibrate_engine_ops qc_calibrate_cpu_ops = {
     .engine_bytes = sizeof(cpu),
-    .close = close,
+    .close = drop,
     .measure = measure,
     .room_weight = room_weight,
     .take = take,

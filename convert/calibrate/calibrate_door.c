@@ -2,11 +2,12 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/workers.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibrate_moments.h"
 #include "convert/calibrate/door_line.h"
-#include "convert/calibrate/door_values.h"
 #include "formats/digest.h"
+#include "formats/file_io.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>
@@ -298,6 +299,95 @@ static void look_ahead(const phase *p, qc_calibrate_outlook *a)
     }
 }
 
+/* ---- values of weights, for the other side's forward pass ---- */
+
+/* This much is written at a time, or one row where that is more. */
+#define PIECE_BYTES ((uint64_t)4 << 20)
+
+/* A file of float32, as a reader of the output gets them, one weight after the other. A weight lies
+ * as its tensor does in the checkpoint. */
+typedef struct {
+    qc_file file;
+    uint64_t bytes; /* written so far, where the next weight begins */
+} values_file;
+
+static qc_status put_floats(values_file *v, const float *x, uint64_t n, qc_error *err)
+{
+    const size_t bytes = (size_t)n * sizeof *x;
+    QC_TRY(qc_file_pwrite(&v->file, x, bytes, v->bytes, err));
+    v->bytes += bytes;
+    return QC_OK;
+}
+
+/* room: for `rows` rows of the weight. */
+static qc_status put_rows(values_file *v, const qc_calibrator *k, const qc_weights *w,
+                          uint64_t rows, float *room, qc_error *err)
+{
+    const uint64_t cols = w->form.cols;
+    for (uint64_t first = 0; first < w->rows; first += rows) {
+        const uint64_t now = qc_min_u64(rows, w->rows - first);
+        QC_TRY(qc_check_interrupted(err));
+        for (uint64_t r = 0; r < now; r++)
+            qc_weights_row(k->ops, w, first + r, room + r * cols);
+        QC_TRY(put_floats(v, room, now * cols, err));
+    }
+    return QC_OK;
+}
+
+/* The tensor lies as [cols, rows]. room: a row, and behind it the whole weight. */
+static qc_status put_turned(values_file *v, const qc_calibrator *k, const qc_weights *w,
+                            float *room, qc_error *err)
+{
+    const uint64_t cols = w->form.cols;
+    float *all = room + cols;
+    for (uint64_t r = 0; r < w->rows; r++) {
+        qc_weights_row(k->ops, w, r, room);
+        for (uint64_t c = 0; c < cols; c++)
+            all[c * w->rows + r] = room[c];
+    }
+    return put_floats(v, all, w->rows * cols, err);
+}
+
+static qc_status put_arrays(values_file *v, const qc_calibrator *k, const qc_job *j,
+                            const qc_calibrated_arrays *a, qc_error *err)
+{
+    qc_weights w = {.form = j->form, .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
+    const int turned = j->entry->transpose;
+    const uint64_t row = j->form.cols * sizeof(float);
+    const uint64_t rows = turned ? j->rows + 1 : qc_max_u64(1, PIECE_BYTES / row);
+    float *room = NULL;
+    size_t size = 0;
+    w.form.nested = 0; /* absmax holds the scales as a reader has them */
+    if (qc_u64_to_size(qc_sat_mul(rows, row), &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
+    QC_TRY(qc_malloc_aligned(&room, 64, size, err));
+    const qc_status st =
+        turned ? put_turned(v, k, &w, room, err) : put_rows(v, k, &w, rows, room, err);
+    qc_free(room);
+    return st;
+}
+
+/* Puts a weight, or a matrix of a stack by itself. searched: as --scale search makes it, instead of
+ * as the store has it. */
+static qc_status put_weight(values_file *v, qc_calibrator *k, uint32_t number, int searched,
+                            qc_error *err)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    qc_calibrated_arrays a = {0};
+    float *w = NULL;
+    qc_status st = qc_calibrated_alloc(&a, k->plan, number, err);
+    if (st == QC_OK && searched)
+        st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
+    if (st == QC_OK)
+        st = searched ? qc_calibrate_search(k, number, w, &a, err)
+                      : qc_calibrated_get(k->store, number, &a, err);
+    if (st == QC_OK)
+        st = put_arrays(v, k, &j, &a, err);
+    qc_free(w);
+    qc_calibrated_free(&a);
+    return st;
+}
+
 /* ---- requests ---- */
 
 static qc_status find_weight(const phase *p, const qc_json_node *n, int searched, uint32_t *number,
@@ -322,13 +412,26 @@ static qc_status find_weight(const phase *p, const qc_json_node *n, int searched
             p->d->line.name, name);
 }
 
+/* Closes the file, and sends the answer where all went well. */
+static qc_status finish_answer(const phase *p, qc_json_writer *w, values_file *v, qc_status st,
+                               qc_error *err)
+{
+    const qc_status closed =
+        v->file.fd < 0 ? QC_OK : qc_file_close(&v->file, st == QC_OK ? err : NULL);
+    st = st == QC_OK ? closed : st;
+    if (st == QC_OK)
+        st = send_line(p, w, err);
+    qc_strbuf_deinit(w->out);
+    return st;
+}
+
 /* {"values": [{"name", "matrix"?}, ...], "to": PATH, "searched": true?} */
 static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *err)
 {
     const qc_json_node *list = qc_json_get(request, "values");
     const char *path = qc_json_string_or(qc_json_get(request, "to"), NULL);
     const int searched = qc_json_bool_or(qc_json_get(request, "searched"), 0);
-    qc_door_values v = QC_DOOR_VALUES_NONE;
+    values_file v = {.file = QC_FILE_CLOSED};
     qc_json_writer w;
     qc_strbuf out;
     if (!p->k->store)
@@ -337,7 +440,7 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
         return bad(p->d, err, "{\"values\": [{\"name\": NAME}, ...], \"to\": PATH}");
     begin_line(&w, &out, err);
     qc_json_begin_list(&w, "values");
-    qc_status st = qc_door_values_open(&v, path, err);
+    qc_status st = qc_file_create(&v.file, path, err);
     for (const qc_json_node *n = qc_json_first(list); st == QC_OK && n; n = qc_json_next(n)) {
         uint32_t number = 0;
         st = find_weight(p, n, searched, &number, err);
@@ -345,26 +448,21 @@ static qc_status answer_values(phase *p, const qc_json_node *request, qc_error *
         qc_json_put_u64(&w, "offset", v.bytes);
         qc_json_end(&w);
         if (st == QC_OK)
-            st = qc_door_values_put(&v, p->k, number, searched, err);
+            st = put_weight(&v, p->k, number, searched, err);
     }
-    const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
-    st = st == QC_OK ? closed : st;
     qc_json_end(&w);
-    if (st == QC_OK)
-        st = send_line(p, &w, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return finish_answer(p, &w, &v, st, err);
 }
 
 /* Answers with what was solved, and writes its values to path unless that is NULL. */
 static qc_status send_solved(const phase *p, const char *path, qc_error *err)
 {
-    qc_door_values v = QC_DOOR_VALUES_NONE;
+    values_file v = {.file = QC_FILE_CLOSED};
     qc_json_writer w;
     qc_strbuf out;
     begin_line(&w, &out, err);
     qc_json_begin_list(&w, "solved");
-    qc_status st = path ? qc_door_values_open(&v, path, err) : QC_OK;
+    qc_status st = path ? qc_file_create(&v.file, path, err) : QC_OK;
     for (uint32_t i = 0; st == QC_OK && p->k->store && i < p->m.count; i++) {
         const uint32_t number = p->m.pairs[i].number;
         const qc_feedback_result r = qc_calibrated_result(p->k->store, number);
@@ -375,10 +473,8 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
         qc_json_put_number(&w, "calibrated", r.calibrated);
         qc_json_end(&w);
         if (path)
-            st = qc_door_values_put(&v, p->k, number, 0, err);
+            st = put_weight(&v, p->k, number, 0, err);
     }
-    const qc_status closed = qc_door_values_close(&v, st == QC_OK ? err : NULL);
-    st = st == QC_OK ? closed : st;
     qc_json_end(&w);
     qc_json_begin_list(&w, "left");
     for (uint32_t i = 0; i < p->m.left_count; i++) {
@@ -388,10 +484,7 @@ static qc_status send_solved(const phase *p, const char *path, qc_error *err)
         qc_json_end(&w);
     }
     qc_json_end(&w);
-    if (st == QC_OK)
-        st = send_line(p, &w, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return finish_answer(p, &w, &v, st, err);
 }
 
 /* {"solve": PATH, "values": PATH or null, "tokens": N?} */

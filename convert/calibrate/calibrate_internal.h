@@ -103,14 +103,6 @@ typedef struct {
 void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one, int factor,
                             qc_calibrate_outlook *a);
 
-/* ---- calibrate_costs.c ---- */
-
-/* How many costs of a weight are wanted. */
-unsigned qc_calibrate_costs_wanted(const qc_calibrator *k, uint32_t job);
-/* Finds the wanted costs of a weight with the engine's factor. Without g they stay wanted. */
-QC_NODISCARD qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job, const float *w,
-                                         const qc_feedback_outputs *g, qc_error *err);
-
 /* ---- calibrate_stack.c ---- */
 
 /* Looks at all matrices of the stack of a weight to be made, if they share groups of scales, or an

@@ -149,11 +149,8 @@ qc_status qc_calibrate_search(const qc_calibrator *k, uint32_t number, const flo
     void *scratch = NULL;
     form.nested = form.nested && form.ops->signed_scales; /* others have one offset for all */
     QC_TRY(qc_malloc_aligned(&scratch, 64, qc_search_scratch_bytes(), err));
-    if (qc_form_by_rows(&j->form))
-        ops->rows(x, QC_DTYPE_F32, j->rows, j->form.cols, a->codes, a->absmax, scratch, &sums);
-    else
-        ops->blocks(&form, j->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, x,
-                    QC_DTYPE_F32, j->elems, &out, scratch, &sums);
+    ops->blocks(&form, j->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, x,
+                QC_DTYPE_F32, j->elems, &out, scratch, &sums);
     qc_free(scratch);
     if (sums.bad != QC_BAD_NONE)
         QC_FAIL(err, QC_ERR_NONFINITE, "a weight is not finite, or too large for its form");

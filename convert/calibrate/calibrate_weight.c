@@ -10,11 +10,21 @@
 #include "quant/matmul_ops.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 /* A warning names at most so many weights. */
 #define NAMES_MOST 3u
+
+/* Returns how many costs of a weight are wanted. */
+static unsigned costs_wanted(const qc_calibrator *k, uint32_t job)
+{
+    unsigned wanted = 0;
+    for (unsigned c = 0; c < QC_CANDIDATES; c++)
+        wanted += isinf(k->costs[job][c]) != 0;
+    return wanted;
+}
 
 int qc_calibrate_few(uint64_t n, uint64_t tokens)
 {
@@ -24,7 +34,7 @@ int qc_calibrate_few(uint64_t n, uint64_t tokens)
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 {
     return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&
-           !(k->costs && qc_calibrate_costs_wanted(k, job) == 0) &&
+           !(k->costs && costs_wanted(k, job) == 0) &&
            !(k->store && qc_calibrated_has(k->store, job));
 }
 
@@ -69,7 +79,7 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
 static double weight_flops(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    const unsigned times = k->costs ? qc_calibrate_costs_wanted(k, job) : 1;
+    const unsigned times = k->costs ? costs_wanted(k, job) : 1;
     return times * qc_feedback_weight_flops(j->rows, j->form.cols, cross, &k->feedback,
                                             qc_min_u64(block, j->rows));
 }
@@ -139,6 +149,32 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
     return QC_OK;
 }
 
+/* Finds the wanted costs of a weight with the engine's factor. Without g they stay wanted. */
+static qc_status find_costs(const qc_calibrator *k, uint32_t job, const float *w,
+                            const qc_feedback_outputs *g, qc_error *err)
+{
+    qc_status st = QC_OK;
+    for (unsigned c = 0; st == QC_OK && g && c < QC_CANDIDATES; c++) {
+        qc_job j = k->plan->jobs[job];
+        qc_calibrated_arrays arrays = {0}; /* nobody reads them */
+        qc_feedback_result result = {0};
+        if (!isinf(k->costs[job][c]))
+            continue;
+        qc_job_set_form(&j, k->candidates[c].scheme, k->candidates[c].block_elems,
+                        k->o->recipe.double_quant);
+        st = qc_calibrated_alloc_job(&arrays, &j, 0, err);
+        qc_feedback_out out = qc_calibrate_out(k, job, &arrays);
+        if (st == QC_OK)
+            st = k->engine->ops->weight(k->engine, &j.form, w, j.rows, g, &out, &result, err);
+        qc_calibrated_free(&arrays);
+        k->costs[job][c] =
+            result.calibrated_two_sided * result.target_two_sided / (2 * (double)k->r->tokens);
+    }
+    if (st != QC_OK)
+        qc_error_prefix(err, "tensor '%s'", k->plan->jobs[job].name);
+    return st;
+}
+
 qc_status qc_calibrate_weight(qc_calibrator *k, uint32_t number, const qc_feedback_outputs *g,
                               qc_error *err)
 {
@@ -150,7 +186,7 @@ qc_status qc_calibrate_weight(qc_calibrator *k, uint32_t number, const qc_feedba
     (void)qc_calibrated_name(name, k->plan, number);
     qc_status st = qc_calibrated_original(&w, &k->reader, k->plan, number, err);
     if (st == QC_OK)
-        st = k->costs ? qc_calibrate_cost(k, number, w, g, err)
+        st = k->costs ? find_costs(k, number, w, g, err)
                       : qc_calibrated_alloc(&arrays, k->plan, number, err);
     if (st == QC_OK && !k->costs) {
         qc_feedback_out out = qc_calibrate_out(k, number, &arrays);

@@ -161,18 +161,13 @@ static void measure_searched(const measuring *m, scratch *w, qc_auto_sample *s, 
                              unsigned candidate)
 {
     const qc_form form = form_of(m, s, e, candidate);
-    const int by_rows = qc_form_by_rows(&form);
     qc_search_out out = {.codes = w->codes,
-                         .absmax = by_rows ? w->scb : w->absmax,
+                         .absmax = qc_form_by_rows(&form) ? w->scb : w->absmax,
                          .absmax_codes = w->nested_codes,
                          .nested_absmax = w->nested};
     qc_piece_sums sums = {0};
-    if (by_rows && !form.ops->integer)
-        m->search->rows(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes, w->scb,
-                        w->search, &sums);
-    else
-        m->search->blocks(&form, m->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE,
-                          w->source, dtype_of(m, s), e.elems, &out, w->search, &sums);
+    m->search->blocks(&form, m->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE,
+                      w->source, dtype_of(m, s), e.elems, &out, w->search, &sums);
     take_sums(s, candidate, &form, &sums);
 }
 

@@ -197,11 +197,6 @@ static void search_step(qc_worker *w, const void *source, uint64_t first, uint64
 {
     const qc_job *j = w->job;
     const qc_job_work *s = w->state->work;
-    if (is_llm_int8(j)) {
-        w->p->search->rows(source, j->dtype, n / j->form.cols, j->form.cols, codes,
-                           s->absmax + first / j->form.cols, w->search, sums);
-        return;
-    }
     uint64_t block = first / qc_form_scale_elems(&j->form);
     qc_form form = j->form;
     qc_search_out out = {.codes = codes};

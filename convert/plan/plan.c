@@ -291,12 +291,6 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     return QC_OK;
 }
 
-static int can_be_searched(const qc_job *j)
-{
-    const qc_form_ops *ops = qc_schemes[j->scheme].form;
-    return ops && ops->searchable;
-}
-
 /* How many matrices of a stack are calibrated by themselves: each expert's, and gate and up apart
  * where they lie one below the other. 0: they are not, as no text is given, or blocks are
  * shared. */
@@ -316,7 +310,8 @@ int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 {
     const int matrix = j->ndim == 2 && !j->stack;
     const int turned = j->entry->transpose, decoded = j->entry->coded || j->entry->stored;
-    return qc_calibrates(&p->options->calibrate) && j->elems > 0 && can_be_searched(j) &&
+    return qc_calibrates(&p->options->calibrate) && j->elems > 0 &&
+           qc_scheme_is_quantized(j->scheme) &&
            (matrix ? !(turned && decoded) : !turned && matrices_of(p, j) > 0);
 }
 
@@ -325,7 +320,7 @@ int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
 {
     qc_scale_method scale = p->options->recipe.scale;
-    if (!can_be_searched(j))
+    if (!qc_scheme_is_quantized(j->scheme))
         return QC_SCALE_ABSMAX;
     return scale == QC_SCALE_ABSMAX && qc_job_may_be_calibrated(p, j) ? QC_SCALE_SEARCH : scale;
 }

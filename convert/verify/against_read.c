@@ -236,13 +236,10 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
         source = s->cast.data;
         dtype = t->through;
     }
-    if (!qc_form_by_rows(&t->check.form)) {
-        qc_check_blocks(ops, &t->check, source, dtype, n, codes, scales, slack, s->check, sums);
-        return QC_OK;
-    }
-    QC_TRY(qc_buffer_room(&s->codes, t->cols, 1, err));
-    qc_check_rows(ops, &t->check, source, dtype, n / t->cols, (const int8_t *)codes, scales,
-                  s->codes.data, s->check, sums);
+    if (qc_form_by_rows(&t->check.form))
+        QC_TRY(qc_buffer_room(&s->codes, t->cols, 1, err));
+    qc_check_codes(ops, &t->check, source, dtype, n, codes, scales, slack, s->codes.data, s->check,
+                   sums);
     return QC_OK;
 }
 

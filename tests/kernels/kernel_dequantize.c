@@ -119,7 +119,8 @@ static float *values_of(const host_weight *h, uint64_t first_row, uint64_t rows)
         whole = n / form.block_elems * form.block_elems;
     form.ops->dequantize(ops, &form, h->codes, h->scales, whole, all, QC_DTYPE_F32, &overflow);
     for (uint64_t i = whole; i < n; i++)
-        all[i] = form.ops->value(qc_form_code_at(form.ops, h->codes, i), h->scales[h->blocks - 1]);
+        all[i] = qc_form_value(form.ops, qc_form_code_at(form.ops, h->codes, i),
+                               h->scales[h->blocks - 1]);
     memcpy(out, all + first_row * cols, (size_t)(rows * cols) * 4);
     free(all);
     return out;

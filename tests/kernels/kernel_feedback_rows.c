@@ -159,7 +159,7 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
             tile.scale[k][l] = scale;
             tile.inverse[k][l] = qc_feedback_inverse(form, scale);
             tile.code[k][l] = t->codes[r * t->n + column] + stored(form);
-            tile.value[k][l] = form->value(tile.code[k][l], scale);
+            tile.value[k][l] = qc_form_value(form, tile.code[k][l], scale);
         }
     if (sweeping) {
         for (unsigned l = 0; l < QC_LANES; l++) /* rows that are not there change nothing */
@@ -260,7 +260,7 @@ static uint32_t by_coupled_lanes(piece *t, const qc_cuda_rows_outputs *a, const 
             tile.scale[k][l] = scale;
             tile.inverse[k][l] = qc_feedback_inverse(form, scale);
             tile.code[k][l] = t->codes[at] + stored(form);
-            tile.value[k][l] = form->value(tile.code[k][l], scale);
+            tile.value[k][l] = qc_form_value(form, tile.code[k][l], scale);
         }
     }
     const uint32_t changed = qc_feedback_lanes_scalar.sweep_outputs(
@@ -381,7 +381,7 @@ static uint64_t choose_coupled(piece *t, const float *g, double *d)
                                        (double)t->hu[k * BETWEEN + k];
         const double y = place * (double)qc_feedback_inverse(form, scale);
         const int code = (int)fmin(fmax(rint(y), (double)form->lowest), (double)form->highest);
-        const float error = t->target[at] - form->value(code + stored(form), scale);
+        const float error = t->target[at] - qc_form_value(form, code + stored(form), scale);
         const double less = (double)error - (double)t->e[at];
         if (code == t->codes[at])
             continue;
@@ -415,7 +415,8 @@ TEST(coupled_tiles_are_those_of_double)
     }
     for (unsigned i = 0; i < COUPLED * BETWEEN; i++) {
         t.absmax[i >> 6] = 3e-4f;
-        t.e[i] = t.target[i] - t.form.ops->value(t.codes[i] + stored(t.form.ops), t.absmax[i >> 6]);
+        t.e[i] = t.target[i] -
+                 qc_form_value(t.form.ops, t.codes[i] + stored(t.form.ops), t.absmax[i >> 6]);
     }
     coupled_gradients(&t, g, want);
     for (unsigned i = 0; i < COUPLED * QC_CUDA_PANEL; i++)
@@ -468,7 +469,7 @@ TEST(refit_is_the_best)
         double *sums = qt_alloc(rows * 2, 8);
         uint64_t moved = 0;
         for (uint64_t i = 0; i < rows * n; i++) {
-            units[i] = form->unit(t.codes[i] + stored(form));
+            units[i] = qc_form_unit(form, t.codes[i] + stored(form));
             v[i] = units[i] * 3.0f;
         }
         qd_buffer d_units = qd_new(rows * n * 4, 0), d_v = device_of(v, rows * n * 4);
@@ -529,8 +530,8 @@ TEST(refit_is_the_best)
             if (c == 0)
                 qd_same(before + r * QC_CUDA_PANEL, t.e + r * n, n * 4, "before");
             for (uint64_t k = 0; k < n && now != old; k++) {
-                const float error =
-                    t.target[r * n + k] - form->value(t.codes[r * n + k] + stored(form), now);
+                const float error = t.target[r * n + k] -
+                                    qc_form_value(form, t.codes[r * n + k] + stored(form), now);
                 const float less = (float)((double)now - (double)old) * v[r * n + k];
                 const float true_g = t.g[r * 100 + k] - (c == 1 ? 0.0f : less);
                 qd_same(&e[r * n + k], &error, 4, "e");

@@ -272,11 +272,11 @@ static void rows_truth(const qz_rows *r, void *codes, float *scb, qc_piece_sums 
 {
     void *scratch = scratch_for();
     const uint64_t n = r->rows * r->cols;
-    const qc_form form = {.ops = r->integer, .cols = r->cols, .scale_dtype = r->scale_dtype};
+    const qc_form form = {.ops = r->integer ? r->integer : &qc_form_int8_rows,
+                          .cols = r->cols,
+                          .scale_dtype = r->scale_dtype};
     const qc_search_ops *search = qc_search_ops_for(QC_ISA_SCALAR);
-    if (!r->integer)
-        search->rows(r->src, r->dtype, r->rows, r->cols, codes, scb, scratch, sums);
-    else if (r->by_absmax)
+    if (r->integer && r->by_absmax)
         form.ops->quantize(qc_quant_ops_for(QC_ISA_SCALAR), &form, r->src, r->dtype, n,
                            &(qc_form_out){.codes = codes, .absmax = scb}, sums);
     else

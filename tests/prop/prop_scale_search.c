@@ -201,9 +201,12 @@ static void compare_rows(const qc_search_ops *ops, const void *src, qc_dtype dty
     output codes = output_new(rows * cols), scb = output_new(rows * 4);
     qc_piece_sums sums[SIDES];
     void *scratch = scratch_new();
-    for (int side = 0; side < SIDES; side++)
+    const qc_form form = {.ops = &qc_form_int8_rows, .cols = cols};
+    for (int side = 0; side < SIDES; side++) {
+        const qc_search_out out = {.codes = at(&codes, side), .absmax = at(&scb, side)};
         (side ? ops : tables[0])
-            ->rows(src, dtype, rows, cols, at(&codes, side), at(&scb, side), scratch, &sums[side]);
+            ->blocks(&form, QC_SEARCH_ONCE, src, dtype, rows * cols, &out, scratch, &sums[side]);
+    }
     const int good = sums_check(sums, where);
     output_check(&scb, good, "scb", where);
     output_check(&codes, good, "codes", where);

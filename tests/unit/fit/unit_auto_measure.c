@@ -285,12 +285,10 @@ TEST(test_searched)
         qc_form form = {.ops = &qc_form_nf4, .block_elems = c == QC_CANDIDATE_NF4 ? 64 : 32};
         qc_search_out out = {.codes = codes, .absmax = scales};
         qc_piece_sums sums = {0};
-        const qc_form *of = c == QC_CANDIDATE_INT8 ? NULL : &form;
+        const qc_form by_rows = {.ops = &qc_form_int8_rows, .cols = 70};
+        const qc_form *of = c == QC_CANDIDATE_INT8 ? &by_rows : &form;
         test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(), &err), &err);
-        if (of)
-            ops->blocks(of, QC_SEARCH_ONCE, f.data, QC_DTYPE_F32, n, &out, scratch, &sums);
-        else
-            ops->rows(f.data, QC_DTYPE_F32, 48, 70, codes, scales, scratch, &sums);
+        ops->blocks(of, QC_SEARCH_ONCE, f.data, QC_DTYPE_F32, n, &out, scratch, &sums);
         qc_free(scratch);
         for (int nested = 0; nested < 2; nested++) {
             qc_auto_sample s = {.rows = 48, .cols = 70}, plain = s;
@@ -350,17 +348,15 @@ static void check_normal_searched(const fixture *f, uint64_t cols)
     uint64_t n = f->rows * cols;
     for (unsigned c = 0; c < 3; c++) {
         qc_form form = {.ops = &qc_form_nf4, .block_elems = c == QC_CANDIDATE_NF4 ? 64 : 32};
-        const qc_form *of = c == QC_CANDIDATE_INT8 ? NULL : &form;
+        const qc_form by_rows = {.ops = &qc_form_int8_rows, .cols = cols};
+        const qc_form *of = c == QC_CANDIDATE_INT8 ? &by_rows : &form;
         void *codes = NULL, *scales = NULL, *scratch = NULL;
         qc_piece_sums sums = {0};
         test_must(qc_malloc(&codes, (size_t)n, &err), &err);
         test_must(qc_malloc(&scales, (size_t)n, &err), &err);
         test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(), &err), &err);
         qc_search_out out = {.codes = codes, .absmax = scales};
-        if (of)
-            ops->blocks(of, QC_SEARCH_ONCE, f->data, QC_DTYPE_F32, n, &out, scratch, &sums);
-        else
-            ops->rows(f->data, QC_DTYPE_F32, f->rows, cols, codes, scales, scratch, &sums);
+        ops->blocks(of, QC_SEARCH_ONCE, f->data, QC_DTYPE_F32, n, &out, scratch, &sums);
         near(normal_mse(c, cols, QC_SCALE_SEARCH), sums.sum_ee / sums.sum_xx, 0.02);
         qc_free(codes);
         qc_free(scales);

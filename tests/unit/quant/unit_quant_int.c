@@ -55,8 +55,9 @@ static void check(const qc_form *form, const void *src, qc_dtype dtype, uint64_t
             QT_CHECK(code == want, "%s of %s, element %" PRIu64 " = %a: %d, expected %ld",
                      form->ops->name, qc_dtype_name(dtype), i, (double)x, code, want);
             int stored = code + (form->ops->kind == QC_FORM_W8A8 ? 0 : 1 << (form->ops->bits - 1));
-            QT_CHECK(back[i] == (float)code * scale && form->ops->value(stored, scale) == back[i] &&
-                         form->ops->unit(stored) == (float)code,
+            QT_CHECK(back[i] == (float)code * scale &&
+                         qc_form_value(form->ops, stored, scale) == back[i] &&
+                         qc_form_unit(form->ops, stored) == (float)code,
                      "element %" PRIu64 " is read as %a", i, (double)back[i]);
             float e = x - back[i];
             ee += (double)e * (double)e;

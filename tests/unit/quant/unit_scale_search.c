@@ -335,7 +335,8 @@ TEST(bad_elements)
     ops->blocks(&form, QC_SEARCH_ONCE, wide, QC_DTYPE_F64, 64, &out, scratch, &sums);
     assert_true(sums.bad == QC_BAD_RANGE && sums.bad_index == 33);
     wide[33] = 70000.0; /* beyond float16 */
-    ops->rows(wide, QC_DTYPE_F64, 2, 32, codes, &scale, scratch, &sums);
+    const qc_form by_rows = {.ops = &qc_form_int8_rows, .cols = 32};
+    ops->blocks(&by_rows, QC_SEARCH_ONCE, wide, QC_DTYPE_F64, 64, &out, scratch, &sums);
     assert_true(sums.bad == QC_BAD_RANGE && sums.bad_index == 33);
     free(scratch);
     free(x);
@@ -354,7 +355,9 @@ TEST(rows_are_better)
     uint64_t overflow;
     void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
     quant->int8_rows_quantize(x, QC_DTYPE_F32, rows, cols, codes, scb[0], &before);
-    ops->rows(x, QC_DTYPE_F32, rows, cols, codes, scb[1], scratch, &after);
+    const qc_form by_rows = {.ops = &qc_form_int8_rows, .cols = cols};
+    const qc_search_out out = {.codes = codes, .absmax = scb[1]};
+    ops->blocks(&by_rows, QC_SEARCH_ONCE, x, QC_DTYPE_F32, n, &out, scratch, &after);
     quant->int8_rows_dequantize(codes, scb[1], rows, cols, back, QC_DTYPE_F32, &overflow);
     double ee = squared_error(x, back, n);
     QT_CHECK(fabs(after.sum_ee - ee) <= 1e-6 * ee, "sum_ee %g, is %g", after.sum_ee, ee);
@@ -412,7 +415,7 @@ static void check_integers(const qc_form *form, const float *x, uint64_t n)
         assert_true(qc_int_round_scale(form->scale_dtype, s) == s);
         assert_true(s > 0.0f || form->ops->signed_scales);
         for (uint64_t i = g * group; i < (g + 1) * group; i++) {
-            const int q = (int)form->ops->unit(qc_form_code_at(form->ops, codes[0], i));
+            const int q = (int)qc_form_unit(form->ops, qc_form_code_at(form->ops, codes[0], i));
             const double e = fabs((double)x[i] - (double)back[i]);
             const int end = q == form->ops->lowest || q == form->ops->highest;
             QT_CHECK(e <= 0.50001 * fabs((double)s) || (end && x[i] / s * (float)q > 0.0f),

@@ -1,4 +1,4 @@
-/* qc_check_blocks and qc_check_rows: sums against a plain reading in double, every code changed,
+/* qc_check_codes: sums against a plain reading in double, every code changed,
  * scales of both signs, and the same from every instruction set. */
 #include "quant/scale_search.h"
 #include "quant/weight_check.h"
@@ -42,12 +42,8 @@ static qc_check_sums check_with(const qc_quant_ops *ops)
     static int8_t codes_ref[MOST];
     qc_check_sums s;
     memset(&s, 0, sizeof s);
-    if (qc_form_by_rows(&p.check.form))
-        qc_check_rows(ops, &p.check, p.x, QC_DTYPE_F32, p.n / p.check.form.cols,
-                      (const int8_t *)p.codes, p.scales, codes_ref, &scratch, &s);
-    else
-        qc_check_blocks(ops, &p.check, p.x, QC_DTYPE_F32, p.n, p.codes, p.scales, p.slack, &scratch,
-                        &s);
+    qc_check_codes(ops, &p.check, p.x, QC_DTYPE_F32, p.n, p.codes, p.scales, p.slack, codes_ref,
+                   &scratch, &s);
     return s;
 }
 
@@ -60,12 +56,12 @@ static double value_of(uint64_t i)
 {
     const qc_form *f = &p.check.form;
     if (f->ops->integer)
-        return (double)f->ops->value(qc_form_code_at(f->ops, p.codes, i),
+        return (double)qc_form_value(f->ops, qc_form_code_at(f->ops, p.codes, i),
                                      p.scales[i / (f->block_elems ? f->block_elems : f->cols)]);
     if (f->ops->bits == 4)
         return (double)(p.check.map[qt_nibble(p.codes, i)] * p.scales[i / f->block_elems]);
     uint64_t scale = qc_form_by_rows(f) ? i / f->cols : i / f->block_elems;
-    return (double)f->ops->value((int8_t)p.codes[i], p.scales[scale]);
+    return (double)qc_form_value(f->ops, (int8_t)p.codes[i], p.scales[scale]);
 }
 
 static unsigned fp4_nearest(float y)
@@ -391,24 +387,23 @@ TEST(test_integers)
     }
 }
 
-static float sevenths(int code)
-{
-    return (float)(code > 1 ? code - 8 : -7) / 7.0f;
-}
-
-/* A form of 4 bits that nothing else knows: verify reads its codes by `unit` alone. NF4 quantizes
- * for it, so that its codes are others than those of absmax. */
+/* A form of 4 bits that nothing else knows: verify reads its codes by what they stand for alone.
+ * NF4 quantizes for it, so that its codes are others than those of absmax. */
 TEST(test_other_form)
 {
     qt_rng rng = qt_rng_start("other form");
     qc_form_ops other = qc_form_nf4;
-    other.unit = sevenths;
+    other.lowest = -8;
+    other.highest = 7;
+    other.zero = 8;
     fill(&rng, 1.0);
     quantize(&cases[0], MOST);
     const qc_form form = {.ops = &other, .block_elems = 64};
     qc_check_init(&p.check, &form);
+    for (uint64_t k = 0; k < p.n / 64; k++)
+        p.scales[k] /= 8.0f;
     for (uint64_t i = 0; i < p.n; i++) {
-        const int code = (int)lrintf(p.x[i] / p.scales[i / 64] * 7.0f) + 8;
+        const int code = (int)fminf(rintf(p.x[i] / p.scales[i / 64]), 7.0f) + 8;
         p.codes[i / 2] =
             (uint8_t)(i % 2 ? (p.codes[i / 2] & 0xf0) | code : (p.codes[i / 2] & 15) | code << 4);
     }
@@ -440,9 +435,9 @@ TEST(test_pieces)
     qc_check_sums_init(&sum);
     for (uint64_t first = 0; first < p.n; first += QC_CHECK_CHUNK) {
         uint64_t n = p.n - first < QC_CHECK_CHUNK ? p.n - first : QC_CHECK_CHUNK;
-        qc_check_blocks(qc_quant_ops_for(QC_ISA_SCALAR), &p.check, p.x + first, QC_DTYPE_F32, n,
-                        p.codes + first / 2, p.scales + first / 64, p.slack + first / 64, &scratch,
-                        &part);
+        qc_check_codes(qc_quant_ops_for(QC_ISA_SCALAR), &p.check, p.x + first, QC_DTYPE_F32, n,
+                       p.codes + first / 2, p.scales + first / 64, p.slack + first / 64, NULL,
+                       &scratch, &part);
         qc_check_add(&sum, &part, first);
     }
     assert_true(fabs(sum.sum_ee - whole.sum_ee) <= 1e-12 * whole.sum_ee);
