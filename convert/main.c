@@ -53,7 +53,7 @@ static qc_status print_text(const qc_options *o, qc_error *err)
     qc_status st = QC_OK;
     if (o->command == QC_CMD_VERSION)
         qc_strbuf_putf(&text, "qconv " QCONV_VERSION "\nkernels %s\n",
-                       o->call.gpu ? o->call.gpu->build() : "none");
+                       o->devices.work ? o->devices.work->build() : "none");
     else if (o->call.json)
         st = qc_help_json(&text, o->help_topic, err);
     else
@@ -103,11 +103,10 @@ static qc_status settle_paths(qc_options *o, qc_error *err)
     qc_path_kind kind = QC_PATH_MISSING;
     int reads_model = o->command == QC_CMD_CONVERT || o->command == QC_CMD_INSPECT;
     if (o->command == QC_CMD_PLAN)
-        reads_model =
-            qc_path_stat(o->call.model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;
+        reads_model = qc_path_stat(o->model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;
     if (reads_model)
-        QC_TRY(qc_model_path_settle(&o->call.model, o->call.arena, err));
-    return o->call.against ? qc_model_path_settle(&o->call.against, o->call.arena, err) : QC_OK;
+        QC_TRY(qc_model_path_settle(&o->model, o->call.arena, err));
+    return o->against ? qc_model_path_settle(&o->against, o->call.arena, err) : QC_OK;
 }
 
 /* What the user can do next, where the kind of error tells it. */
@@ -135,7 +134,7 @@ static int run_program(int argc, char **argv)
     qc_error err = {0};
     qc_arena_init(&arena);
     qc_status st = qc_options_parse(&options, &arena, argc, argv, &err);
-    options.call.gpu = qc_gpu_table();
+    options.devices.work = qc_gpu_table();
     if (st == QC_OK)
         st = settle_paths(&options, &err);
     if (st == QC_OK)

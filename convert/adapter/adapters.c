@@ -249,13 +249,13 @@ static qc_status attach(qc_checkpoint *c, qc_merge_set *set, const qc_lora *lora
     return QC_OK;
 }
 
-qc_status qc_adapters_attach(qc_checkpoint *c, const qc_call *call, qc_error *err)
+qc_status qc_adapters_attach(qc_checkpoint *c, qc_loras loras, qc_error *err)
 {
-    if (call->lora_count == 0)
+    if (loras.count == 0)
         return QC_OK;
-    QC_TRY(make_set(c, call->lora_count, err));
-    for (uint32_t i = 0; i < call->lora_count; i++)
-        QC_TRY(attach(c, set_of(c), &call->loras[i], err));
+    QC_TRY(make_set(c, loras.count, err));
+    for (uint32_t i = 0; i < loras.count; i++)
+        QC_TRY(attach(c, set_of(c), &loras.list[i], err));
     return QC_OK;
 }
 

@@ -5,9 +5,20 @@
 #ifndef QC_CONVERT_ADAPTERS_H
 #define QC_CONVERT_ADAPTERS_H
 
-#include "convert/term/call.h"
 #include "formats/adapter.h"
 #include "formats/manifest.h"
+
+/* --lora ADAPTER[:SCALE] */
+typedef struct {
+    const char *path;
+    double scale; /* on top of the adapter's own */
+} qc_lora;
+
+/* The adapters that are merged into a model, in this order. */
+typedef struct {
+    qc_lora *list;
+    uint32_t count;
+} qc_loras;
 
 typedef struct {
     qc_adapter *adapter;
@@ -15,11 +26,11 @@ typedef struct {
     size_t weights, biases, wholes; /* tensors of the model that it changes and replaces */
 } qc_attached_adapter;
 
-/* Opens the adapters of call->loras and changes the tensors of c. Call it after opening c and
+/* Opens the adapters and changes the tensors of c. Call it after opening c and
  * splitting its experts, before anything looks at tensors. Every tensor of an adapter must have its
  * place in c: QC_ERR_INPUT, QC_ERR_SHAPE or QC_ERR_UNSUPPORTED otherwise. On error c can only be
  * closed. */
-QC_NODISCARD qc_status qc_adapters_attach(qc_checkpoint *c, const qc_call *call, qc_error *err);
+QC_NODISCARD qc_status qc_adapters_attach(qc_checkpoint *c, qc_loras loras, qc_error *err);
 /* Checks that the adapters of c are those that the output at `out` was made with. */
 QC_NODISCARD qc_status qc_adapters_check(const qc_checkpoint *c, const qc_manifest *m,
                                          const char *out, qc_error *err);

@@ -67,7 +67,7 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
 
 /* ---- on what ---- */
 
-qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
+qc_status qc_calibrate_choose(qc_plan *plan, qc_device_options devices, qc_error *err)
 {
     const qc_call *call = plan->call;
     struct qc_calibrate_device *d = NULL;
@@ -76,8 +76,7 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
     QC_TRY(qc_arena_alloc(call->arena, &d, 1, sizeof *d, err));
-    QC_TRY(qc_devices_choose(&d->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(plan),
-                             call->arena, err));
+    QC_TRY(qc_devices_choose(&d->devices, devices, qc_plan_gpu_bytes(plan), call->arena, err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
     qc_status st =

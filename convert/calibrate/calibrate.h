@@ -31,10 +31,10 @@ struct qc_calibrate_device {
     const char *name; /* the GPU and its libraries, on which the results depend */
 };
 
-/* Sets plan->calibrates_on as --device wishes, where the plan's options have --hessians: to the
+/* Sets plan->calibrates_on as `devices` wishes, where the plan's options have --hessians: to the
  * first GPU that quantizes, or to the CPU. Where a GPU lacks cuBLAS or cuSOLVER, this returns
  * QC_ERR_DEVICE if the GPU was asked for; otherwise it takes the CPU and says so in one line. */
-QC_NODISCARD qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_choose(qc_plan *plan, qc_device_options devices, qc_error *err);
 
 /* Begins a report with what is known before anything is computed. */
 void qc_calibrate_report_begin(qc_calibrate_report *out, const qc_plan *plan);

@@ -5,6 +5,7 @@
 #include "convert/calibrate/calibrate_costs.h"
 #include "convert/calibrate/calibrate_door.h"
 #include "convert/cli/commands.h"
+#include "convert/fit/device_map.h"
 #include "convert/fit/planned_model.h"
 #include "convert/fit/tensor_parallel.h"
 #include "convert/known/claims.h"
@@ -30,17 +31,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-static void fill_report(qc_convert_report *r, const qc_plan *plan, const qc_options *o)
-{
-    r->model = o->call.model;
-    r->out = o->call.out;
-    r->to = qc_to_name(o->convert.plan.recipe.to);
-    r->scale = qc_scale_name(&o->convert.plan.recipe);
-    r->dry_run = o->convert.dry_run;
-    r->compressed = o->convert.plan.compress;
-    qc_parts_fill_report(r, plan, NULL, 0);
-}
-
 static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
 {
     char bytes[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
@@ -51,39 +41,6 @@ static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
                           d->free_bytes == UINT64_MAX ? "no limit"
                                                       : qc_text_bytes(left, d->free_bytes));
     }
-}
-
-static qc_status explain_choice(const qc_planned_model *placed, const qc_options *o, qc_error *err)
-{
-    qc_strbuf out;
-    if (o->convert.plan.recipe.to != QC_TO_AUTO || !o->convert.explain || o->call.json)
-        return QC_OK;
-    qc_strbuf_init(&out, SIZE_MAX / 2);
-    return qc_console_deliver(qc_auto_explain(&placed->chosen, o->call.verbose, &out, err), &out,
-                              NULL, err);
-}
-
-/* The report outlives the plan. */
-static qc_status report_choice(qc_convert_report *r, const qc_planned_model *placed,
-                               const qc_options *o, qc_error *err)
-{
-    void *v = NULL;
-    if (o->convert.plan.recipe.to != QC_TO_AUTO)
-        return QC_OK;
-    QC_TRY(qc_arena_alloc(o->call.arena, &v, 1, sizeof placed->chosen, err));
-    memcpy(v, &placed->chosen, sizeof placed->chosen);
-    r->choice = v;
-    r->explain = o->convert.explain;
-    return QC_OK;
-}
-
-static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
-{
-    const qc_auto_result *chosen = &placed->chosen;
-    if (o->convert.plan.recipe.to != QC_TO_AUTO)
-        return;
-    for (unsigned i = 0; i < chosen->note_count; i++)
-        qc_console_warn(&o->call, "%s", chosen->notes[i]);
 }
 
 /* With --tp: the options with which vLLM serves the output. */
@@ -114,7 +71,7 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     QC_TRY(qc_loaders_of(loaders, plan, err));
     QC_TRY(qc_engines_settle(loaders, plan, err));
     loaders->vllm = vllm;
-    r->program = o->call.program;
+    r->program = o->program;
     r->loaders = loaders;
     qc_loaders_warn(loaders, plan, &o->call);
     if (!o->engines)
@@ -177,31 +134,24 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     qc_plan_subject subject = {&o->call, model, geometry,
                                1,        NULL,  weighs ? qc_calibrate_costs : NULL};
     QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, budget, &o->convert.plan, err));
-    QC_TRY(qc_planned_model_check(placed, err));
+    QC_TRY(qc_planned_model_check(placed, o->model, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));
     tell_devices(&placed->plan, placed);
-    QC_TRY(explain_choice(placed, o, err));
-    QC_TRY(report_choice(report, placed, o, err));
-    warn_of_choice(placed, o);
-    return QC_OK;
-}
-
-/* For --dry-run: is everything there that calibrating needs, and what will it take? */
-static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report, qc_error *err)
-{
-    if (!qc_calibrates(&plan->options->calibrate))
+    if (o->convert.plan.recipe.to != QC_TO_AUTO)
         return QC_OK;
-    return qc_calibrate_run(&report->calibration, plan, NULL, err);
-}
-
-/* The tasks of a Slurm step share the work without an option saying so. */
-static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error *err)
-{
-    if (qc_calibrates(&o->convert.plan.calibrate) && rank->count > 1)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--hessians does not go with the %u tasks of a Slurm step: a part has no inputs of "
-                "later layers without those of the earlier; start one task, or give --part 1/1",
-                rank->count);
+    const qc_auto_result *chosen = &placed->chosen;
+    qc_strbuf out;
+    qc_strbuf_init(&out, SIZE_MAX / 2);
+    if (o->convert.explain && !o->call.json)
+        QC_TRY(qc_console_deliver(qc_auto_explain(chosen, o->call.verbose, &out, err), &out, NULL,
+                                  err));
+    qc_auto_result *kept = NULL; /* the report outlives the plan */
+    QC_TRY(qc_arena_alloc(o->call.arena, &kept, 1, sizeof *kept, err));
+    *kept = *chosen;
+    report->choice = kept;
+    report->explain = o->convert.explain;
+    for (unsigned i = 0; i < chosen->note_count; i++)
+        qc_console_warn(&o->call, "%s", chosen->notes[i]);
     return QC_OK;
 }
 
@@ -226,31 +176,45 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
                             err));
     }
     warn_of_config(model, plan, o);
-    fill_report(report, plan, o);
+    report->model = o->model;
+    report->out = o->out;
+    report->to = qc_to_name(o->convert.plan.recipe.to);
+    report->scale = qc_scale_name(&o->convert.plan.recipe);
+    report->dry_run = o->convert.dry_run;
+    report->compressed = o->convert.plan.compress;
+    qc_parts_fill_report(report, plan, NULL, 0);
     QC_TRY(settle_loaders(report, plan, o, vllm, plan == &placed.plan ? &placed.fit : NULL, err));
-    QC_TRY(qc_calibrate_choose(plan, err));
+    QC_TRY(qc_calibrate_choose(plan, o->devices, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {
-        if (o->call.out)
-            QC_TRY(qc_output_check(o->call.arena, o->call.out, o->call.model, o->convert.force,
-                                   NULL, err));
-        if (o->call.out)
+        if (o->out)
+            QC_TRY(qc_output_check(o->call.arena, o->out, o->model, o->convert.force, NULL, err));
+        if (o->out)
             QC_TRY(qc_output_preview(plan, &part, err));
         warn_of_straddling(plan, o);
-        QC_TRY(plan_calibration(plan, report, err));
+        if (qc_calibrates(&plan->options->calibrate)) /* checks that all of it is there */
+            QC_TRY(qc_calibrate_run(&report->calibration, plan, NULL, err));
         QC_TRY(qc_plan_print(plan, report, err));
-        return o->call.out ? qc_output_preview_room(plan, &part, err) : QC_OK;
+        return o->out ? qc_output_preview_room(plan, &part, err) : QC_OK;
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->convert.plan.recipe.to) &&
         o->convert.plan.recipe.to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: it has no weight to quantize%s; --dry-run shows what becomes of each tensor, "
                 "and --quantize names others",
-                o->call.model,
+                o->model,
                 o->convert.plan.recipe.format == QC_FORMAT_COMPRESSED_TENSORS
                     ? " in whole groups, which --block-size 32 makes smaller"
                     : "");
-    QC_TRY(qc_convert_run(plan, &part, report, err));
+    qc_strbuf device_map;
+    qc_strbuf_init(&device_map, SIZE_MAX / 2);
+    qc_status st = QC_OK;
+    if (plan->device_names)
+        st = qc_device_map_text(&device_map, o->call.arena, &placed.fit, err);
+    if (st == QC_OK)
+        st = qc_convert_run(plan, &part, device_map.data, report, err);
+    qc_strbuf_deinit(&device_map);
+    QC_TRY(st);
     warn_of_straddling(plan, o);
     return QC_OK;
 }
@@ -280,7 +244,7 @@ static qc_status check_model(const char *model, qc_error *err)
     return QC_OK;
 }
 
-/* path is as the user gave it. Where it is an index, o->call.model is the folder of that. */
+/* path is as the user gave it. Where it is an index, o->model is the folder of that. */
 static qc_status convert_path(const qc_options *o, const char *path, qc_error *err)
 {
     qc_checkpoint *model = NULL;
@@ -289,22 +253,26 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     uint64_t started = qc_clock_ns();
     qc_rank rank;
     QC_TRY(qc_rank_choose(&rank, &o->convert, err));
-    QC_TRY(check_parts(o, &rank, err));
-    if (qc_model_path_swapped(o->call.model, o->call.out))
+    /* The tasks of a Slurm step share the work without an option saying so. */
+    if (qc_calibrates(&o->convert.plan.calibrate) && rank.count > 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--hessians does not go with the %u tasks of a Slurm step: a part has no inputs of "
+                "later layers without those of the earlier; start one task, or give --part 1/1",
+                rank.count);
+    if (qc_model_path_swapped(o->model, o->out))
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s holds no model and %s does: MODEL comes first and OUT second; did you mean "
                 "'%s %s'?",
-                o->call.model, o->call.out, o->call.out, o->call.model);
+                o->model, o->out, o->out, o->model);
     if (!o->convert.dry_run)
-        QC_TRY(qc_output_check(o->call.arena, o->call.out, o->call.model, o->convert.force, NULL,
-                               err));
-    QC_TRY(check_model(o->call.model, err));
+        QC_TRY(qc_output_check(o->call.arena, o->out, o->model, o->convert.force, NULL, err));
+    QC_TRY(check_model(o->model, err));
     qc_status st = qc_checkpoint_open(&model, path, err);
     if (st == QC_OK && model->side_link)
         st = QC_ERROR(err, QC_ERR_INPUT,
                       "%s: '%s' is a link that leads out of the folder, so a file from "
                       "elsewhere would be copied; put the file itself there",
-                      o->call.model, model->side_link);
+                      o->model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
     if (st == QC_OK && !o->convert.incomplete)
@@ -312,7 +280,7 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     if (st == QC_OK)
         st = qc_experts_arrange(model, &o->convert.plan.recipe, err);
     if (st == QC_OK)
-        st = qc_adapters_attach(model, &o->call, err);
+        st = qc_adapters_attach(model, o->loras, err);
     if (st == QC_OK)
         report.adapters = qc_adapters_of(model, &report.adapter_count);
     if (st == QC_OK)
@@ -328,10 +296,13 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
 qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
 {
     qc_options own = *o;
-    QC_TRY(qc_checkpoint_folder_of_index(&own.call.model, o->call.arena, o->call.model, err));
+    QC_TRY(qc_checkpoint_folder_of_index(&own.model, o->call.arena, o->model, err));
+    own.convert.model = own.model;
+    own.convert.out = o->out;
+    own.convert.devices = o->devices;
     qc_calibrate_options *c = &own.convert.plan.calibrate;
     QC_TRY(qc_door_open(&c->door, o->call.arena, c->hessians, err));
-    const qc_status st = convert_path(&own, o->call.model, err);
+    const qc_status st = convert_path(&own, o->model, err);
     qc_door_close(c->door);
     return st;
 }

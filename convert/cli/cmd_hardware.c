@@ -14,10 +14,11 @@ static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_error *err)
     qc_devices *d = NULL;
     qc_error why = {0};
     QC_TRY(qc_arena_alloc(o->call.arena, &d, 1, sizeof *d, err));
-    h->cuda_build = o->call.gpu ? o->call.gpu->build() : NULL;
+    h->cuda_build = o->devices.work ? o->devices.work->build() : NULL;
     if (h->assumed)
         return QC_OK;
-    qc_status st = qc_devices_choose(d, o->call.gpu, NULL, UINT64_MAX, o->call.arena, &why);
+    qc_status st = qc_devices_choose(d, (qc_device_options){o->devices.work, NULL}, UINT64_MAX,
+                                     o->call.arena, &why);
     if (st == QC_ERR_NOMEM) {
         if (err)
             *err = why;

@@ -227,7 +227,7 @@ qc_status qc_cmd_inspect(const qc_options *o, qc_error *err)
 {
     qc_facts facts;
     qc_strbuf out;
-    QC_TRY(qc_facts_gather(&facts, &o->call, err));
+    QC_TRY(qc_facts_gather(&facts, o->call.arena, o->model, err));
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     qc_status st = inspect(o, &facts, &out, err);
     st = qc_console_deliver(st, &out, NULL, err);

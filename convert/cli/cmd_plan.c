@@ -113,7 +113,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,
-                       .model = o->call.model,
+                       .model = o->model,
                        .model_type = planned.recipe.model_type,
                        .to = qc_to_name(o->convert.plan.recipe.to),
                        .has_weights = subject->has_weights,
@@ -150,7 +150,7 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
         QC_TRY(qc_experts_arrange(model, &o.convert.plan.recipe, err));
     else
         QC_TRY(qc_experts_split(model, 0, err));
-    QC_TRY(qc_adapters_attach(model, &o.call, err));
+    QC_TRY(qc_adapters_attach(model, o.loras, err));
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o.call, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
@@ -191,7 +191,7 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     qc_arena_init(&arena);
     qc_status st = read_budget(&budget, &arena, o, err);
     if (st == QC_OK)
-        st = qc_model_open(&model, o->call.model, &has_weights, err);
+        st = qc_model_open(&model, o->model, &has_weights, err);
     if (st == QC_OK)
         st = qc_target_file_spares("--device-map", o->device_map, model, err);
     if (st == QC_OK)

@@ -92,14 +92,14 @@ static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_er
         QC_FAIL(
             err, QC_ERR_DEVICE,
             "%s: it was made without --vram, so there is no device '%s' in it; leave --device out",
-            o->call.model, o->device);
+            o->model, o->device);
     qc_strbuf_init(&names, SIZE_MAX / 2);
     qc_status st = QC_OK;
     for (size_t i = 0; st == QC_OK && i < m->placement.device_count; i++)
         st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", m->placement.devices[i].name);
     if (st == QC_OK)
-        st = QC_ERROR(err, QC_ERR_DEVICE, "%s: there is no device '%s' in it, only %s",
-                      o->call.model, o->device, names.data);
+        st = QC_ERROR(err, QC_ERR_DEVICE, "%s: there is no device '%s' in it, only %s", o->model,
+                      o->device, names.data);
     qc_strbuf_deinit(&names);
     return st;
 }
@@ -178,7 +178,7 @@ static qc_status is_unpacked(int *same, qc_difference *why, const qc_output_dir 
     qc_arena_init(&arena);
     qc_status st = qc_output_read_finished(&then, why, &arena, d->path, err);
     if (st == QC_OK && then.shard_count > 0) {
-        st = qc_manifest_load(&now, &arena, o->call.model, err);
+        st = qc_manifest_load(&now, &arena, o->model, err);
         if (st == QC_OK && o->device)
             st = keep_device(&now, o, err);
         if (st == QC_OK) {
@@ -242,7 +242,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
 {
     qc_manifest m;
     unpacker u;
-    QC_TRY(qc_manifest_load(&m, d->arena, o->call.model, err));
+    QC_TRY(qc_manifest_load(&m, d->arena, o->model, err));
     if (o->device)
         QC_TRY(keep_device(&m, o, err));
     QC_TRY(check_before(d, &m, o, complete, err));
@@ -263,12 +263,12 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
                           .sink = write_frame,
                           .sink_ctx = &u,
                           .progress = progress};
-    qc_status st = qc_scan_output(result, d->arena, o->call.model, &m, &so, err);
+    qc_status st = qc_scan_output(result, d->arena, o->model, &m, &so, err);
     qc_progress_destroy(progress);
     if (st == QC_OK && result->problem_count > 0)
         st = QC_ERROR(err, QC_ERR_CHECK, "%s: %s", result->first.what, result->first.why);
     if (st == QC_OK)
-        st = o->device ? put_index(d, &m, err) : copy_side_files(d, o->call.model, &m, err);
+        st = o->device ? put_index(d, &m, err) : copy_side_files(d, o->model, &m, err);
     for (size_t i = 0; i < m.shard_count; i++)
         qc_file_discard(&u.files[i]);
     pthread_mutex_destroy(&u.lock);
@@ -286,15 +286,14 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     qc_scan_result result;
     int complete = 0;
     uint64_t started = qc_clock_ns();
-    QC_TRY(qc_checkpoint_check_single(o->call.model, err));
-    qc_status st =
-        qc_output_dir_begin(&d, o->call.arena, o->call.out, o->call.model, o->convert.force, err);
+    QC_TRY(qc_checkpoint_check_single(o->model, err));
+    qc_status st = qc_output_dir_begin(&d, o->call.arena, o->out, o->model, o->convert.force, err);
     if (st == QC_OK)
         st = unpack_into(&d, o, &result, &complete, err);
     qc_output_dir_abort(&d);
     QC_TRY(st);
     if (complete)
         return QC_OK;
-    return qc_scan_report(&o->call, &result, NULL, "unpacked",
+    return qc_scan_report(&o->call, &(qc_scan_subject){"unpacked", o->model, o->out, NULL}, &result,
                           (double)(qc_clock_ns() - started) * 1e-9, err);
 }

@@ -39,8 +39,8 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     const char *save = o->validate.save_baseline;
     QC_TRY(qc_target_file_check("--save-baseline", save, err));
     /* The weights of a model have the names and widths of activations. */
-    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against",
-                                  o->call.against, err));
+    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against", o->against,
+                                  err));
     /* Otherwise errors that fail against the baseline would become the next run's baseline. */
     return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
 }
@@ -62,12 +62,12 @@ static qc_status load_manifest(validation *v, qc_error *err)
     qc_path_kind kind = QC_PATH_MISSING;
     if (!v->output->is_dir)
         return QC_OK;
-    QC_TRY(qc_path_join(&v->arena, &path, v->o->call.model, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_join(&v->arena, &path, v->o->model, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind == QC_PATH_MISSING)
         return QC_OK;
     v->has_manifest = 1;
-    return qc_manifest_load(&v->manifest, &v->arena, v->o->call.model, err);
+    return qc_manifest_load(&v->manifest, &v->arena, v->o->model, err);
 }
 
 static qc_status open_all(validation *v, qc_error *err)
@@ -75,17 +75,17 @@ static qc_status open_all(validation *v, qc_error *err)
     const qc_options *o = v->o;
     qc_isa isa = QC_ISA_SCALAR;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_validate_gpu_open(&v->gpu, &o->call, &o->products, &v->arena, err));
+    QC_TRY(qc_validate_gpu_open(&v->gpu, o->devices, &o->products, &v->arena, err));
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_read(&v->baseline, &v->arena, o->validate.baseline, err));
-    QC_TRY(qc_checkpoint_open(&v->output, o->call.model, err));
+    QC_TRY(qc_checkpoint_open(&v->output, o->model, err));
     QC_TRY(load_manifest(v, err));
-    QC_TRY(qc_checkpoint_open(&v->model, o->call.against, err));
+    QC_TRY(qc_checkpoint_open(&v->model, o->against, err));
     QC_TRY(qc_experts_are_stacked(v->output) ? qc_experts_join(v->model, err)
                                              : qc_experts_split(v->model, 0, err));
-    QC_TRY(qc_adapters_attach(v->model, &o->call, err));
+    QC_TRY(qc_adapters_attach(v->model, o->loras, err));
     if (v->has_manifest)
-        QC_TRY(qc_adapters_check(v->model, &v->manifest, o->call.model, err));
+        QC_TRY(qc_adapters_check(v->model, &v->manifest, o->model, err));
     for (size_t i = 0; i < v->model->warning_count; i++)
         qc_console_warn(&o->call, "%s", v->model->warnings[i]);
     QC_TRY(qc_validate_pair_up(&v->pairs, &v->arena, v->output,
@@ -159,7 +159,7 @@ static qc_status choose(validation *v, qc_error *err)
     if (r->comparable > 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT, "%s: none of its %zu quantized weights can be compared: '%s': %s",
-            v->o->call.model, v->pairs.count, r->layers[0].pair->name, r->layers[0].why_not);
+            v->o->model, v->pairs.count, r->layers[0].pair->name, r->layers[0].why_not);
 }
 
 static qc_status measure_layer(validation *v, qc_validate_layer *l, qc_error *err)
@@ -251,8 +251,8 @@ static qc_status run(validation *v, qc_error *err)
     QC_TRY(check_targets(o, err));
     QC_TRY(open_all(v, err));
     QC_TRY(open_timer(v, err));
-    v->report = (qc_validate_report){.out = o->call.model,
-                                     .model = o->call.against,
+    v->report = (qc_validate_report){.out = o->model,
+                                     .model = o->against,
                                      .activations = o->validate.activations,
                                      .seed = o->products.seed,
                                      .rows = QC_VALIDATE_ROWS,

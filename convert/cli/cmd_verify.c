@@ -28,7 +28,7 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
         known[n++] = m->files[i].path;
     known[n++] = QC_MANIFEST_NAME;
     qsort(known, n, sizeof *known, qc_by_text);
-    QC_TRY(qc_dir_tree(o->call.arena, o->call.model, TREE_MAX, &found, &count, err));
+    QC_TRY(qc_dir_tree(o->call.arena, o->model, TREE_MAX, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
         if (bsearch(&found[i].path, known, n, sizeof *known, qc_by_text))
             continue;
@@ -37,7 +37,7 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     }
     if (strangers > 0)
         qc_console_warn(&o->call, "%s: '%s'%s not in the manifest, so nothing is known of %s",
-                        o->call.model, first, strangers > 1 ? " and others are" : " is",
+                        o->model, first, strangers > 1 ? " and others are" : " is",
                         strangers > 1 ? "them" : "it");
     return QC_OK;
 }
@@ -54,11 +54,11 @@ static qc_status count_bytes(const qc_options *o, const qc_manifest *m, int foun
         *total += m->shards[i].content_bytes;
     if (found)
         return QC_OK;
-    QC_TRY(qc_path_stat(o->call.model, &kind, total, err));
+    QC_TRY(qc_path_stat(o->model, &kind, total, err));
     if (kind != QC_PATH_DIR)
         return QC_OK;
     *total = 0;
-    QC_TRY(qc_dir_tree(o->call.arena, o->call.model, TREE_MAX, &files, &count, err));
+    QC_TRY(qc_dir_tree(o->call.arena, o->model, TREE_MAX, &files, &count, err));
     for (size_t i = 0; i < count; i++)
         *total += files[i].bytes;
     return QC_OK;
@@ -68,39 +68,44 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
 {
     qc_manifest m;
     qc_against_result r;
-    qc_code_counts counts = {0}, *codes = o->count_codes ? &counts : NULL;
+    qc_code_counts counts = {0};
     qc_progress *progress = NULL;
     uint64_t total = 0;
     int found = 0;
-    QC_TRY(qc_against_manifest(&m, &found, o->call.arena, o->call.model, err));
+    QC_TRY(qc_against_manifest(&m, &found, o->call.arena, o->model, err));
     QC_TRY(count_bytes(o, &m, found, &total, err));
-    qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->call.model, o->call.against,
+    qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->model, o->against,
                       found ? "as its manifest says" : "by names, as it has no manifest");
+    const qc_against_options how = {.out = o->model,
+                                    .model = o->against,
+                                    .loras = o->loras,
+                                    .manifest = found ? &m : NULL,
+                                    .codes = o->count_codes ? &counts : NULL};
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
-    qc_status st = qc_against_run(&r, &o->call, found ? &m : NULL, codes, progress, err);
+    qc_status st = qc_against_run(&r, &o->call, &how, progress, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
     if (found)
         QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_against_report(&o->call, &r, codes, seconds, err));
+    QC_TRY(qc_against_report(&o->call, &how, &r, seconds, err));
     if (r.faults > 0)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, r.first_what, r.first_why,
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, r.first_what, r.first_why,
                 r.faults > 1 ? " (and more)" : "");
     return QC_OK;
 }
 
 qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
 {
-    QC_TRY(qc_checkpoint_check_single(o->call.model, err));
-    if (o->call.against)
+    QC_TRY(qc_checkpoint_check_single(o->model, err));
+    if (o->against)
         return verify_against(o, err);
     qc_manifest m;
     qc_scan_result result;
     qc_code_counts counts, *codes = o->count_codes ? &counts : NULL;
     qc_progress *progress = NULL;
     uint64_t total = 0;
-    QC_TRY(qc_manifest_load(&m, o->call.arena, o->call.model, err));
+    QC_TRY(qc_manifest_load(&m, o->call.arena, o->model, err));
     for (size_t i = 0; i < m.shard_count; i++)
         total += m.shards[i].content_bytes;
     qc_console_detail(&o->call, 1,
@@ -114,16 +119,17 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
                           .progress = progress};
     qc_status st = QC_OK;
     if (codes)
-        st = qc_code_counts_open(codes, o->call.arena, o->call.model, &m, err);
+        st = qc_code_counts_open(codes, o->call.arena, o->model, &m, err);
     if (st == QC_OK)
-        st = qc_scan_output(&result, o->call.arena, o->call.model, &m, &so, err);
+        st = qc_scan_output(&result, o->call.arena, o->model, &m, &so, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
     QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_scan_report(&o->call, &result, codes, "verified", seconds, err));
+    QC_TRY(qc_scan_report(&o->call, &(qc_scan_subject){"verified", o->model, NULL, codes}, &result,
+                          seconds, err));
     if (result.problem_count > 0)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, result.first.what,
-                result.first.why, result.problem_count > 1 ? " (and more)" : "");
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, result.first.what, result.first.why,
+                result.problem_count > 1 ? " (and more)" : "");
     return QC_OK;
 }

@@ -417,7 +417,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("as", HARDWARE, FIT), TEXT(as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {ROW("against", VERIFY | VALIDATE, MEASURE), PATH(call.against), .arg = "MODEL",
+    {ROW("against", VERIFY | VALIDATE, MEASURE), PATH(against), .arg = "MODEL",
      .required = VALIDATE, .missing = "the checkpoint that OUT was made from",
      .since = "0.3.0",
      FOREIGN({.names = "original reference ref base base-model source model baseline-model "

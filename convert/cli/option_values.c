@@ -310,8 +310,8 @@ qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char
 qc_status qc_option_set_lora(qc_options *o, const qc_option_row *row, const char *value,
                              qc_error *err)
 {
-    qc_call *call = &o->call;
-    uint32_t n = call->lora_count;
+    qc_loras *loras = &o->loras;
+    const uint32_t n = loras->count;
     qc_lora lora = {value, 1.0};
     qc_path_kind kind = QC_PATH_MISSING;
     const char *colon = strrchr(value, ':');
@@ -327,16 +327,16 @@ qc_status qc_option_set_lora(qc_options *o, const qc_option_row *row, const char
             QC_FAIL(err, QC_ERR_USAGE,
                     "--%s: expected ADAPTER or ADAPTER:SCALE with a number as the scale, got '%s'",
                     row->name, value);
-        QC_TRY(qc_arena_strndup(call->arena, &lora.path, value, (size_t)(colon - value), err));
+        QC_TRY(qc_arena_strndup(o->call.arena, &lora.path, value, (size_t)(colon - value), err));
     }
     if ((n & (n - 1)) == 0) {
         qc_lora *grown = NULL;
-        QC_TRY(qc_arena_alloc(call->arena, &grown, n ? (size_t)n * 2 : 1, sizeof *grown, err));
+        QC_TRY(qc_arena_alloc(o->call.arena, &grown, n ? (size_t)n * 2 : 1, sizeof *grown, err));
         if (n > 0)
-            memcpy(grown, call->loras, n * sizeof *grown);
-        call->loras = grown;
+            memcpy(grown, loras->list, n * sizeof *grown);
+        loras->list = grown;
     }
-    call->loras[call->lora_count++] = lora;
+    loras->list[loras->count++] = lora;
     return QC_OK;
 }
 
@@ -384,8 +384,8 @@ qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, cons
     if (*value == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found ''",
                 row->name);
-    QC_TRY(read_list(&o->call.run_device, o->call.arena, value, err));
-    return qc_device_wish_read(&wish, o->call.run_device, err);
+    QC_TRY(read_list(&o->devices.wish, o->call.arena, value, err));
+    return qc_device_wish_read(&wish, o->devices.wish, err);
 }
 
 /* --m: whole numbers with commas between, none twice. */

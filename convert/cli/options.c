@@ -514,25 +514,25 @@ static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
     if (p->word_count > c->place_count)
         QC_FAIL(err, QC_ERR_USAGE, "one argument too many: '%s'; usage: qconv %s",
                 p->words[c->place_count], usage);
-    o->call.model = p->word_count > 0 ? p->words[0] : NULL;
-    o->call.out = p->word_count > 1 ? p->words[1] : NULL;
-    return o->call.out ? check_folder_name(o->call.out, c->places[1].name, err) : QC_OK;
+    o->model = p->word_count > 0 ? p->words[0] : NULL;
+    o->out = p->word_count > 1 ? p->words[1] : NULL;
+    return o->out ? check_folder_name(o->out, c->places[1].name, err) : QC_OK;
 }
 
 static qc_status place_topic(qc_options *o, qc_error *err)
 {
     o->help_topic = QC_CMD_HELP;
-    if (!o->call.model)
+    if (!o->model)
         return QC_OK;
-    const qc_command_row *topic = qc_command_row_named(o->call.model);
+    const qc_command_row *topic = qc_command_row_named(o->model);
     if (!topic) {
-        QC_TRY(check_elsewhere(o->call.model, err));
-        topic = qc_mistaken_command(o->call.model);
-        QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->call.model,
+        QC_TRY(check_elsewhere(o->model, err));
+        topic = qc_mistaken_command(o->model);
+        QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->model,
                 topic ? "; did you mean " : "", topic ? topic->name : "", topic ? "?" : "");
     }
     o->help_topic = topic->command;
-    o->call.model = NULL;
+    o->model = NULL;
     return QC_OK;
 }
 
@@ -564,7 +564,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     parse p = {.arena = arena};
     memset(out, 0, sizeof *out);
     out->call.arena = arena;
-    out->call.program = argc > 0 ? argv[0] : "qconv";
+    out->program = argc > 0 ? argv[0] : "qconv";
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
     QC_TRY(split(&p, argc, argv, err));

@@ -3,6 +3,8 @@
 #ifndef QC_CONVERT_OPTIONS_H
 #define QC_CONVERT_OPTIONS_H
 
+#include "convert/adapter/adapters.h"
+#include "convert/device/device_choice.h"
 #include "convert/run/convert_options.h"
 #include "convert/term/call.h"
 #include "convert/validate/validate_gpu.h"
@@ -28,15 +30,22 @@ typedef struct {
     double tolerance; /* share of the baseline's error; default 0.001 */
 } qc_validate_options;
 
+/* All strings are borrowed. */
 typedef struct {
+    const char *program; /* argv[0] */
     qc_command command;
-    qc_command help_topic;   /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
-    const char *recipe_file; /* --recipe FILE, whose rules come first among the rules; or NULL */
-    const char *device_map;  /* plan --device-map FILE, or NULL */
-    int count_codes;         /* verify --codes */
-    unsigned engines;        /* --for: bit e for qc_engine e; 0 where it was not given */
-    const char *as;          /* hardware: --as, or NULL */
-    const char *device;      /* unpack: only the shards of this device; NULL for all */
+    qc_command help_topic;     /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
+    const char *model;         /* the first argument: MODEL, OUT (verify, unpack), PATH (inspect) */
+    const char *out;           /* the second argument, or NULL */
+    const char *against;       /* verify, validate: MODEL, or NULL */
+    qc_loras loras;            /* merged into MODEL */
+    const char *recipe_file;   /* --recipe FILE, whose rules come first among the rules; or NULL */
+    const char *device_map;    /* plan --device-map FILE, or NULL */
+    int count_codes;           /* verify --codes */
+    unsigned engines;          /* --for: bit e for qc_engine e; 0 where it was not given */
+    const char *as;            /* hardware: --as, or NULL */
+    const char *device;        /* unpack: only the shards of this device; NULL for all */
+    qc_device_options devices; /* main.c sets what this build can do */
     qc_call call;
     qc_convert_options convert;
     qc_validate_options validate;

@@ -66,14 +66,15 @@ static qc_status open_gpus(qc_devices *out, const qc_device_wish *w, unsigned co
     return QC_OK;
 }
 
-qc_status qc_devices_choose(qc_devices *out, const qc_gpu_work *work, const char *option,
-                            uint64_t source_bytes, qc_arena *arena, qc_error *err)
+qc_status qc_devices_choose(qc_devices *out, qc_device_options from, uint64_t source_bytes,
+                            qc_arena *arena, qc_error *err)
 {
+    const qc_gpu_work *work = from.work;
     qc_device_wish w;
     char why[256] = "";
     int count = 0;
     memset(out, 0, sizeof *out);
-    QC_TRY(qc_device_wish_read(&w, option, err));
+    QC_TRY(qc_device_wish_read(&w, from.wish, err));
     if (w.kind == QC_WISH_CPU) {
         const char *said = NULL;
         QC_TRY(qc_arena_printf(arena, &said, err, "%s%s", w.from, w.text));

@@ -28,11 +28,15 @@ typedef struct {
     const char *text; /* "cpu", "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" */
 } qc_devices;
 
-/* work: what this build can do on GPUs, or NULL (call->gpu). option: the value of --device, or
- * NULL. source_bytes: the bytes of the weights that GPUs could quantize. *out lives as long as the
+/* What a choice of devices is made from. */
+typedef struct {
+    const qc_gpu_work *work; /* all that this build can do on GPUs; NULL: nothing */
+    const char *wish;        /* --device, well-formed; NULL: it was not given */
+} qc_device_options;
+
+/* source_bytes: the bytes of the weights that GPUs could quantize. *out lives as long as the
  * arena. */
-QC_NODISCARD qc_status qc_devices_choose(qc_devices *out, const qc_gpu_work *work,
-                                         const char *option, uint64_t source_bytes, qc_arena *arena,
-                                         qc_error *err);
+QC_NODISCARD qc_status qc_devices_choose(qc_devices *out, qc_device_options from,
+                                         uint64_t source_bytes, qc_arena *arena, qc_error *err);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * The users own the interfaces: device_quantizer.h, validate_compare.h and calibrate_engine.h
  * describe the tables that this struct points at. gpu_*.c implement them over kernels/, and main.c
- * puts the whole into the call (call.h); everything else finds it in the devices that it opened
+ * puts the whole into the options; everything else finds it in the devices that it opened
  * (device_choice.h). A build without CUDA kernels has none: no_gpu.c returns NULL. */
 #ifndef QC_CONVERT_DEVICE_GPU_H
 #define QC_CONVERT_DEVICE_GPU_H

@@ -101,12 +101,11 @@ qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
     QC_TRY(qc_arena_array(m->plan.arena, &names, b->count, err));
     for (uint32_t i = 0; i < b->count; i++)
         names[i] = b->devices[i].name;
-    QC_TRY(qc_plan_set_devices(&m->plan, device_of, names, b->count, err));
-    m->plan.fit = &m->fit;
+    QC_TRY(qc_plan_set_devices(&m->plan, device_of, names, b->count, m->fit.context, err));
     return qc_plan_lay_out(&m->plan, err);
 }
 
-qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err)
+qc_status qc_planned_model_check(const qc_planned_model *m, const char *path, qc_error *err)
 {
     const qc_plan_options *o = m->plan.options;
     char bytes[QC_SIZE_TEXT_BYTES];
@@ -115,7 +114,7 @@ qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err)
     QC_FAIL(err, QC_ERR_CHECK,
             "%s does not fit --vram %s with --to %s: it is short by %s on %s; 'qconv plan' shows "
             "what would fit",
-            m->plan.call->model, o->fit.vram, qc_to_name(o->recipe.to),
+            path, o->fit.vram, qc_to_name(o->recipe.to),
             qc_text_bytes(bytes, m->fit.short_by_bytes),
             m->fit.devices[m->fit.short_device].device->name);
 }

@@ -27,8 +27,10 @@ QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *ar
 /* Lays out the shards for the fit's placement: a shard ends where the device changes. With --tp
  * there is one set of shards, of which vLLM gives every card its share. */
 QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err);
-/* Returns QC_ERR_CHECK, with how much is short and where, if it does not fit. */
-QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err);
+/* Returns QC_ERR_CHECK, with how much is short and where, if it does not fit. path names the
+ * model. */
+QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, const char *path,
+                                              qc_error *err);
 /* Fills in what was not given: `to` becomes nf4, or keep for a checkpoint that is quantized
  * already; the context becomes 8192, or the model's limit if that is less. */
 QC_NODISCARD qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,

@@ -50,18 +50,18 @@ static qc_status arrange(qc_values *v, const qc_values_options *o, qc_error *err
                                           o->experts == QC_VALUES_SEPARATE  ? QC_EXPERTS_SEPARATE
                                           : o->experts == QC_VALUES_STACKED ? QC_EXPERTS_STACKED
                                                                             : QC_EXPERTS_AS_FOUND};
-    qc_call call = {.arena = &v->arena, .lora_count = o->adapter_count};
+    qc_loras loras = {.count = o->adapter_count};
     QC_TRY(qc_checkpoint_check_model(v->model, err));
     QC_TRY(qc_experts_arrange(v->model, &recipe, err));
     if (o->adapter_count == 0)
         return QC_OK;
-    QC_TRY(qc_arena_array(&v->arena, &call.loras, o->adapter_count, err));
+    QC_TRY(qc_arena_array(&v->arena, &loras.list, o->adapter_count, err));
     for (uint32_t i = 0; i < o->adapter_count; i++) {
         if (!o->adapters || !o->adapters[i])
             QC_FAIL(err, QC_ERR_USAGE, "adapter %" PRIu32 " has no path", i);
-        call.loras[i] = (qc_lora){o->adapters[i], o->adapter_scales ? o->adapter_scales[i] : 1.0};
+        loras.list[i] = (qc_lora){o->adapters[i], o->adapter_scales ? o->adapter_scales[i] : 1.0};
     }
-    return qc_adapters_attach(v->model, &call, err);
+    return qc_adapters_attach(v->model, loras, err);
 }
 
 static qc_status add(qc_values *v, uint32_t i, const qc_recipe_entry *e, qc_error *err)

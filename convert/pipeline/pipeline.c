@@ -270,7 +270,7 @@ static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit 
             "%s: tensor '%s' was made again and is not what it was in the conversion that %s "
             "holds: the file has changed since, or this machine computes wrongly" QC_RESTART_ADVICE,
             p->plan->model->files[p->plan->model->tensors[j->source].file].path, j->name,
-            p->plan->call->out);
+            p->out->path);
 }
 
 static void begin_item(qc_worker *w, uint32_t item)

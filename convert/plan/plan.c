@@ -635,7 +635,7 @@ static void move_job(qc_plan *p, const qc_job *from)
 }
 
 qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char **names,
-                              uint32_t count, qc_error *err)
+                              uint32_t count, uint64_t context, qc_error *err)
 {
     for (uint32_t i = 0; i < p->job_count; i++) {
         qc_job *j = &p->jobs[i];
@@ -646,6 +646,7 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
     }
     p->device_names = names;
     p->device_count = count;
+    p->placed_context = context;
     if (is_in_device_order(p))
         return QC_OK;
     const qc_job *old = p->jobs;

@@ -65,7 +65,7 @@ typedef struct {
     uint32_t tensor_count;
     const char **device_names; /* set by qc_plan_set_devices; NULL: there is no placement */
     uint32_t device_count;
-    const struct qc_fit *fit; /* what the shards were cut for; NULL: there is no placement */
+    uint64_t placed_context; /* tokens of a sequence that the placement leaves room for */
     qc_layout layout;
     /* A form that only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ... If it is
      * NULL, whatever is quantized has bitsandbytes' form. */
@@ -91,10 +91,11 @@ QC_NODISCARD qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_che
                                      const qc_recipe *recipe, const qc_call *call,
                                      const qc_plan_options *options, qc_error *err);
 /* Call this between the two steps: job i lies on device device_of[jobs[i].source], one of `count`
- * (names are borrowed). It sorts the jobs and their tensors by device; within a device they keep
- * their order. */
+ * (names are borrowed), which leave room for `context` tokens. It sorts the jobs and their tensors
+ * by device; within a device they keep their order. */
 QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of,
-                                           const char **names, uint32_t count, qc_error *err);
+                                           const char **names, uint32_t count, uint64_t context,
+                                           qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
 /* Output tensor i of a plan that is laid out, with its place. It is made anew from its job on each

@@ -1,12 +1,15 @@
-/* What a conversion is asked for, apart from how the program was called (convert/term/call.h). */
+/* All that a conversion is asked for. */
 #ifndef QC_CONVERT_CONVERT_OPTIONS_H
 #define QC_CONVERT_CONVERT_OPTIONS_H
 
+#include "convert/device/device_choice.h"
 #include "convert/plan/plan_options.h"
 
 #define QC_PARTS_MAX 4096
 
 typedef struct {
+    const char *model, *out; /* as given; OUT may be NULL with dry_run */
+    qc_device_options devices;
     qc_plan_options plan;
     int dry_run;
     int force;

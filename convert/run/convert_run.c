@@ -24,6 +24,7 @@ typedef struct {
     const qc_plan *plan;
     const qc_call *call;
     const qc_convert_options *o;
+    const char *device_map; /* text; NULL: there is no placement */
     qc_output_dir d;
     qc_pipeline p;
     qc_resume *resume;
@@ -39,6 +40,7 @@ typedef struct {
 static qc_status check_room(const conversion *c, qc_error *err)
 {
     qc_room room = {.plan = c->plan,
+                    .out = c->o->out,
                     .part_of = c->part->part_of,
                     .part_index = c->part->rank.index,
                     .root = &c->d.root,
@@ -176,7 +178,7 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
     qc_manifest_file *files = NULL;
     size_t file_count = 0;
     qc_digest digest;
-    QC_TRY(qc_side_files_stage(&c->d, c->plan, &files, &file_count, err));
+    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->device_map, &files, &file_count, err));
     QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
     if (c->calibrate.known)
         QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
@@ -194,8 +196,8 @@ static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_e
         QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, NULL, 0, err));
     if (!same)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s has changed since the conversion that %s holds" QC_RESTART_ADVICE,
-                c->call->model, c->call->out);
+                "%s has changed since the conversion that %s holds" QC_RESTART_ADVICE, c->o->model,
+                c->o->out);
     return QC_OK;
 }
 
@@ -396,8 +398,8 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     unsigned threads = call->threads;
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(qc_arena_alloc(call->arena, &c->devices, 1, sizeof(qc_devices), err));
-    QC_TRY(qc_devices_choose(c->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(c->plan),
-                             call->arena, err));
+    QC_TRY(
+        qc_devices_choose(c->devices, c->o->devices, qc_plan_gpu_bytes(c->plan), call->arena, err));
     if (threads == 0)
         threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
     tell_plan(c->plan, threads, isa, c->devices);
@@ -431,11 +433,12 @@ static unsigned ending_facts(const conversion *c)
     return facts;
 }
 
-qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part, qc_convert_report *report,
-                         qc_error *err)
+qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part, const char *device_map,
+                         qc_convert_report *report, qc_error *err)
 {
     const qc_convert_options *o = part->options;
-    conversion c = {.plan = plan, .call = plan->call, .o = o, .part = part};
+    conversion c = {
+        .plan = plan, .call = plan->call, .o = o, .device_map = device_map, .part = part};
     int there = 0;
     QC_TRY(qc_part_open(part, &c.d, &there, err));
     if (there) {

@@ -102,8 +102,8 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
     const qc_fit_options *o = &plan->options->fit;
     *out = (qc_manifest_placement){.vram = o->vram,
                                    .margin = o->margin,
-                                   .context = plan->fit->context,
-                                   .batch = plan->fit->batch,
+                                   .context = plan->placed_context,
+                                   .batch = o->batch,
                                    .images = o->images,
                                    .kv_bits = o->kv_bits,
                                    .mla_expanded = o->mla_expanded,
@@ -176,7 +176,7 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
         QC_TRY(qc_arena_printf(plan->arena, &m->rules[i], err, "%s %s",
                                o->recipe.rules[i].quantize ? "quantize" : "keep",
                                o->recipe.rules[i].glob));
-    if (plan->fit)
+    if (plan->device_names)
         QC_TRY(fill_placement(&m->placement, plan, err));
     QC_TRY(fill_adapters(m, plan, err));
     m->source_count = model->file_count;

@@ -77,12 +77,12 @@ static void tell_finished(int same, const qc_difference *why, const qc_call *cal
 {
     if (*why->there && !same)
         qc_console_warn(call, "--force would replace %s in %s, which differs from this one: %s",
-                        why->there, call->out, why->text);
+                        why->there, o->out, why->text);
     else if (*why->there && !o->restart && !o->force)
         qc_console_warn(call,
                         "%s already holds %s of these files and options; if the weights are the "
                         "same, too, there is nothing to do",
-                        call->out, why->there);
+                        o->out, why->there);
 }
 
 qc_status qc_output_preview(const qc_plan *plan, const qc_part_run *part, qc_error *err)
@@ -96,11 +96,11 @@ qc_status qc_output_preview(const qc_plan *plan, const qc_part_run *part, qc_err
     qc_owned owned;
     qc_difference why = {"", ""};
     int same = 0;
-    QC_TRY(qc_path_stat(call->out, &kind, NULL, err));
+    QC_TRY(qc_path_stat(o->out, &kind, NULL, err));
     if (kind != QC_PATH_DIR)
         return QC_OK;
     QC_TRY(names_of_plan(&names, &count, plan, err));
-    QC_TRY(qc_beneath_open(&root, call->out, err));
+    QC_TRY(qc_beneath_open(&root, o->out, err));
     qc_status st = preview_finished(&same, &why, &root, plan, o->force, err);
     if (st == QC_OK)
         st = qc_output_owned(&owned, call->arena, &root, err);
@@ -249,7 +249,7 @@ qc_status qc_room_check_bytes(const char *where, const char *what, uint64_t need
 /* plain: the bytes before compression. */
 static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *err)
 {
-    const char *out = r->plan->call->out;
+    const char *out = r->out;
     char needed[QC_SIZE_TEXT_BYTES], found[QC_SIZE_TEXT_BYTES];
     uint64_t room = 0;
     double ratio = 0;
@@ -279,7 +279,7 @@ qc_status qc_room_check(const qc_room *r, qc_error *err)
     if (o->compress) /* calibrated weights are never compressed */
         need = 0;
     need = qc_sat_add(need, r->calibrated);
-    return qc_room_check_bytes(r->plan->call->out,
+    return qc_room_check_bytes(r->out,
                                r->calibrated == need ? "calibrated weights need"
                                : r->calibrated > 0   ? "the output and calibrated weights need"
                                                      : "the output needs",
@@ -288,13 +288,14 @@ qc_status qc_room_check(const qc_room *r, qc_error *err)
 
 qc_status qc_output_preview_room(const qc_plan *plan, const qc_part_run *part, qc_error *err)
 {
-    const qc_call *call = plan->call;
+    const qc_convert_options *o = part->options;
     qc_path_kind kind = QC_PATH_MISSING;
     qc_file root = QC_FILE_CLOSED;
-    QC_TRY(qc_path_stat(call->out, &kind, NULL, err));
+    QC_TRY(qc_path_stat(o->out, &kind, NULL, err));
     if (kind == QC_PATH_DIR)
-        QC_TRY(qc_beneath_open(&root, call->out, err));
+        QC_TRY(qc_beneath_open(&root, o->out, err));
     qc_room room = {.plan = plan,
+                    .out = o->out,
                     .part_of = part->part_of,
                     .part_index = part->rank.index,
                     .root = kind == QC_PATH_DIR ? &root : NULL};

@@ -31,6 +31,7 @@ QC_NODISCARD qc_status qc_output_preview_room(const qc_plan *plan, const qc_part
  * there. An old output in OUT frees nothing: it goes when the new one is whole. */
 typedef struct {
     const qc_plan *plan;
+    const char *out;
     const uint32_t *part_of; /* per shard; NULL: all of them are made here */
     unsigned part_index;
     const qc_file *root; /* OUT, which is open; NULL while it does not exist */

@@ -412,8 +412,8 @@ static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const
 static qc_status open_dir(qc_part_run *r, qc_error *err)
 {
     const qc_call *call = r->plan->call;
-    return qc_output_dir_open(r->d, call->arena, call->out, call->model, r->options->force,
-                              r->rank.index, r->rank.count, err);
+    return qc_output_dir_open(r->d, call->arena, r->options->out, r->options->model,
+                              r->options->force, r->rank.index, r->rank.count, err);
 }
 
 /* Looks at OUT for one process alone. *complete says that OUT is what it would make, and that there
@@ -505,7 +505,7 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, int *complete, qc_error
     if (again)
         QC_FAIL(err, QC_ERR_IO,
                 "%s: other parts of the conversion come and go too fast; start this part again",
-                r->plan->call->out);
+                r->options->out);
     return QC_OK;
 }
 

@@ -106,7 +106,7 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s has changed since the conversion that %s holds began: tensor '%s' is not what "
                 "it was" QC_RESTART_ADVICE,
-                plan->model->files[t->file].path, plan->call->out, t->name);
+                plan->model->files[t->file].path, w->p->out->path, t->name);
     return QC_OK;
 }
 

@@ -2,7 +2,6 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "convert/fit/device_map.h"
 #include "convert/model/recipe_skip.h"
 #include "formats/json_writer.h"
 
@@ -345,13 +344,13 @@ static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_pla
     return st;
 }
 
-static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const qc_strbuf *text,
-                     qc_error *err)
+static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const char *text,
+                     size_t bytes, qc_error *err)
 {
     f->path = name;
-    f->bytes = text->len;
-    f->digest = qc_digest_bytes(text->data, text->len);
-    return qc_output_dir_put(d, name, text->data, text->len, err);
+    f->bytes = bytes;
+    f->digest = qc_digest_bytes(text, bytes);
+    return qc_output_dir_put(d, name, text, bytes, err);
 }
 
 qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
@@ -368,15 +367,15 @@ qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena
         (*names)[n++] = QC_CONFIG_NAME;
     if (plan->layout.count > 1)
         QC_TRY(qc_layout_index_name(&(*names)[n++], arena, plan->layout.shards[0].name, err));
-    if (plan->fit)
+    if (plan->device_names)
         (*names)[n++] = QC_DEVICE_MAP_NAME;
     qc_output_sort_names(*names, n);
     *count = n;
     return QC_OK;
 }
 
-qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest_file **files,
-                              size_t *count, qc_error *err)
+qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const char *device_map,
+                              qc_manifest_file **files, size_t *count, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     qc_manifest_file *list = NULL;
@@ -399,17 +398,13 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest
     if (st == QC_OK && m->config) {
         st = qc_config_make(&text, plan, err);
         if (st == QC_OK)
-            st = put(d, &list[n++], QC_CONFIG_NAME, &text, err);
+            st = put(d, &list[n++], QC_CONFIG_NAME, text.data, text.len, err);
     }
     qc_strbuf_deinit(&text);
     if (st == QC_OK && plan->layout.count > 1)
         st = stage_index(d, &list[n++], plan, err);
-    if (st == QC_OK && plan->fit) {
-        st = qc_device_map_text(&text, d->arena, plan->fit, err);
-        if (st == QC_OK)
-            st = put(d, &list[n++], QC_DEVICE_MAP_NAME, &text, err);
-    }
-    qc_strbuf_deinit(&text);
+    if (st == QC_OK && device_map)
+        st = put(d, &list[n++], QC_DEVICE_MAP_NAME, device_map, strlen(device_map), err);
     QC_TRY(st); /* then the last may have no name yet */
     qsort(list, n, sizeof *list, qc_by_text);
     *files = list;

@@ -34,10 +34,11 @@ QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, con
 /* Gives the names of the side files, sorted, in the arena, before any of them is made. */
 QC_NODISCARD qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
                                           const qc_plan *plan, qc_error *err);
-/* Stages all side files in d. files and count (in the arena of d) are what the manifest lists. A
- * plan with a placement gets a device_map.json. The source's device_map.json is never
- * copied. */
+/* Stages all side files in d. files and count (in the arena of d) are what the manifest lists.
+ * device_map is the text of a device_map.json, which a plan with a placement gets; else NULL. That
+ * of the source is never copied. */
 QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan,
-                                           qc_manifest_file **files, size_t *count, qc_error *err);
+                                           const char *device_map, qc_manifest_file **files,
+                                           size_t *count, qc_error *err);
 
 #endif

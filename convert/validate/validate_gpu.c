@@ -1,7 +1,6 @@
 #include "convert/validate/validate_gpu.h"
 
 #include "base/alloc.h"
-#include "convert/device/device_choice.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -14,15 +13,15 @@ static qc_status leave_out(qc_validate_gpu *g, const char *why, qc_arena *arena,
                            why);
 }
 
-qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc_product_options *o,
-                               qc_arena *arena, qc_error *err)
+qc_status qc_validate_gpu_open(qc_validate_gpu *g, qc_device_options from,
+                               const qc_product_options *o, qc_arena *arena, qc_error *err)
 {
     qc_devices devices;
     memset(g, 0, sizeof *g);
     g->name = "cpu";
     g->m = o->m;
     g->m_count = o->m_count;
-    QC_TRY(qc_devices_choose(&devices, call->gpu, call->run_device, UINT64_MAX, arena, err));
+    QC_TRY(qc_devices_choose(&devices, from, UINT64_MAX, arena, err));
     if (devices.gpu_count == 0)
         return leave_out(g, devices.why, arena, err);
     g->device = devices.gpus[0];

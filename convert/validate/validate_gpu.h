@@ -3,6 +3,7 @@
 #ifndef QC_CONVERT_VALIDATE_GPU_H
 #define QC_CONVERT_VALIDATE_GPU_H
 
+#include "convert/device/device_choice.h"
 #include "convert/validate/validate_compare.h"
 #include "convert/validate/validate_layer.h"
 
@@ -27,7 +28,7 @@ typedef struct {
 
 /* --device and QCONV_DEVICE decide which GPU is used; of several, it is the first. QC_ERR_DEVICE if
  * the user asks for a GPU that does not exist. */
-QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call,
+QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, qc_device_options from,
                                             const qc_product_options *o, qc_arena *arena,
                                             qc_error *err);
 void qc_validate_gpu_close(qc_validate_gpu *g); /* accepts a struct of zeros */

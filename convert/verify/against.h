@@ -11,6 +11,7 @@
 #ifndef QC_CONVERT_AGAINST_H
 #define QC_CONVERT_AGAINST_H
 
+#include "convert/adapter/adapters.h"
 #include "convert/model/recipe.h"
 #include "convert/term/call.h"
 #include "convert/verify/code_counts.h"
@@ -93,14 +94,19 @@ typedef struct {
     qc_scan_result scan; /* with a manifest: what plain verify finds */
 } qc_against_result;
 
-/* Compares call->model, which is OUT, with call->against, which is MODEL. What is wrong with OUT is
- * in *result, and the status is QC_OK. QC_ERR_INPUT (and other errors) says that MODEL, or an OUT
- * without manifest, is no checkpoint. manifest is OUT's, or NULL. codes gets how often OUT's codes
- * occur, and progress gets bytes of OUT; both may be NULL. Strings and arrays live in the arena of
- * the call. */
+typedef struct {
+    const char *out, *model;     /* the two that are compared */
+    qc_loras loras;              /* merged into MODEL */
+    const qc_manifest *manifest; /* OUT's, or NULL */
+    qc_code_counts *codes;       /* gets how often OUT's codes occur; or NULL */
+} qc_against_options;
+
+/* Compares OUT with MODEL. What is wrong with OUT is in *result, and the status is QC_OK.
+ * QC_ERR_INPUT (and other errors) says that MODEL, or an OUT without manifest, is no checkpoint.
+ * progress gets bytes of OUT, and may be NULL. Strings and arrays live in the arena of the call. */
 QC_NODISCARD qc_status qc_against_run(qc_against_result *result, const qc_call *call,
-                                      const qc_manifest *manifest, qc_code_counts *codes,
-                                      qc_progress *progress, qc_error *err);
+                                      const qc_against_options *o, qc_progress *progress,
+                                      qc_error *err);
 
 /* Lists the worst rows: faulty ones first, then those with the largest error / expected (of equal
  * ones, those with the larger error). There are up to *count of them, which is set to how many

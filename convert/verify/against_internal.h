@@ -36,12 +36,10 @@ typedef struct qc_against_scratch qc_against_scratch;
 
 typedef struct qc_against {
     qc_arena *arena;
-    const qc_call *call;
+    const qc_against_options *o;
     const qc_quant_ops *ops;
     qc_progress *progress;
     unsigned threads;
-    const qc_manifest *manifest; /* NULL: none */
-    qc_code_counts *codes;       /* to count into; NULL: nothing is counted */
     qc_checkpoint *output, *model;
     qc_stored_set in_output, in_model;
     qc_coded_set out_coded, coded; /* in OUT; in MODEL */

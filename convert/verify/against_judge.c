@@ -60,7 +60,7 @@ static double searched_may_leave(const qc_check *f, const qc_check_sums *s)
  * differ prove nothing. */
 static int says_searched(const qc_against *a)
 {
-    return a->manifest && (a->manifest->scale || a->manifest->calibration);
+    return a->o->manifest && (a->o->manifest->scale || a->o->manifest->calibration);
 }
 
 /* Judges a calibrated weight. Its codes say nothing, but its error is known. */

@@ -133,7 +133,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
         return shapes_differ(m, t, dims, ndim);
     /* Loaders cast a model before they quantize it, and record in the state what they cast it to,
      * or show it by the dtype of the scales. */
-    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
+    if (!m->a->o->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
         (qc_stored_block(s) || is_integer(s)) &&
         qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
         t->through = s->dtype;
@@ -338,7 +338,7 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
 static qc_status find_listed(const matcher *m)
 {
     qc_against *a = m->a;
-    const qc_manifest *f = a->manifest;
+    const qc_manifest *f = a->o->manifest;
     if (!f)
         return QC_OK;
     QC_TRY(qc_arena_array(a->arena, &a->of_listed, f->tensor_count + 1, m->err));
@@ -375,7 +375,7 @@ static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, in
         return "scales and state of a weight that was decoded";
     if (mtp_all_missing && qc_rules_predicts_more(name, layers))
         return "of a layer for multi-token prediction, left out";
-    if (a->manifest)
+    if (a->o->manifest)
         return NULL;
     /* transformers does not save these again. */
     if (is_tied_head(m, i))

@@ -331,8 +331,8 @@ static int digest_is_of_shares(const qc_against_tensor *t)
 qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uint64_t offset, const void *bytes,
                            size_t len, qc_error *err)
 {
-    if (a->codes)
-        qc_code_counts_add(a->codes, t->out_tensor, offset, bytes, len);
+    if (a->o->codes)
+        qc_code_counts_add(a->o->codes, t->out_tensor, offset, bytes, len);
     if (t->row.kind == QC_AGAINST_STATE || t->row.fault || len == 0)
         return QC_OK;
     work w = {.t = t, .offset = offset, .bytes = bytes, .len = len};

@@ -51,7 +51,7 @@ static qc_status scan_with_manifest(qc_against *a, qc_against_result *r, qc_erro
 {
     qc_scan_options so = {
         .threads = a->threads, .sink = take_frame, .sink_ctx = a, .progress = a->progress};
-    return qc_scan_output(&r->scan, a->arena, a->call->model, a->manifest, &so, err);
+    return qc_scan_output(&r->scan, a->arena, a->o->out, a->o->manifest, &so, err);
 }
 
 /* ---- without --------------------------------------------------------------------------------- */
@@ -149,21 +149,21 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
  * names its experts. */
 static qc_status open_model(qc_against *a, qc_error *err)
 {
-    QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
-    const char *to = a->manifest ? a->manifest->to : NULL;
+    QC_TRY(qc_checkpoint_open(&a->model, a->o->model, err));
+    const char *to = a->o->manifest ? a->o->manifest->to : NULL;
     QC_TRY(arrange_experts(a, to ? to : "", err));
-    QC_TRY(qc_adapters_attach(a->model, a->call, err));
-    return a->manifest ? qc_adapters_check(a->model, a->manifest, a->call->model, err) : QC_OK;
+    QC_TRY(qc_adapters_attach(a->model, a->o->loras, err));
+    return a->o->manifest ? qc_adapters_check(a->model, a->o->manifest, a->o->out, err) : QC_OK;
 }
 
 static qc_status open_output(qc_against *a, qc_error *err)
 {
-    QC_TRY(qc_checkpoint_open(&a->output, a->call->model, err));
+    QC_TRY(qc_checkpoint_open(&a->output, a->o->out, err));
     QC_TRY(qc_stored_find(&a->in_output, a->arena, a->output, err));
     QC_TRY(qc_coded_find(&a->out_coded, a->arena, a->output, err));
     QC_TRY(qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err));
-    return a->codes ? qc_code_counts_make(a->codes, a->arena, a->output, &a->in_output, err)
-                    : QC_OK;
+    return a->o->codes ? qc_code_counts_make(a->o->codes, a->arena, a->output, &a->in_output, err)
+                       : QC_OK;
 }
 
 /* Reports an OUT that is not a checkpoint. If it has a manifest, it was one once: then r->scan says
@@ -172,8 +172,8 @@ static qc_status tell_damage(qc_against *a, qc_status st, qc_against_result *r, 
 {
     qc_scan_options so = {.threads = a->threads};
     qc_error ignored = {0};
-    if (!a->manifest || st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED ||
-        qc_scan_output(&r->scan, a->arena, a->call->model, a->manifest, &so, &ignored) != QC_OK ||
+    if (!a->o->manifest || st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED ||
+        qc_scan_output(&r->scan, a->arena, a->o->out, a->o->manifest, &so, &ignored) != QC_OK ||
         r->scan.problem_count == 0)
         return st;
     r->faults = r->scan.problem_count;
@@ -194,23 +194,20 @@ static qc_status run(qc_against *a, qc_against_result *r, qc_error *err)
         return tell_damage(a, st, r, err);
     QC_TRY(open_model(a, err));
     QC_TRY(qc_against_match(a, err));
-    QC_TRY(a->manifest ? scan_with_manifest(a, r, err) : scan_without_manifest(a, err));
+    QC_TRY(a->o->manifest ? scan_with_manifest(a, r, err) : scan_without_manifest(a, err));
     return qc_against_judge(a, r, err);
 }
 
 qc_status qc_against_run(qc_against_result *result, const qc_call *call,
-                         const qc_manifest *manifest, qc_code_counts *codes, qc_progress *progress,
-                         qc_error *err)
+                         const qc_against_options *o, qc_progress *progress, qc_error *err)
 {
     qc_arena *arena = call->arena;
     qc_against a = {.arena = arena,
-                    .call = call,
-                    .manifest = manifest,
-                    .codes = codes,
+                    .o = o,
                     .progress = progress,
                     .threads = call->threads ? call->threads : qc_pipeline_default_threads(0)};
     memset(result, 0, sizeof *result);
-    result->has_manifest = manifest != NULL;
+    result->has_manifest = o->manifest != NULL;
     if (pthread_mutex_init(&a.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
     qc_status st = run(&a, result, err);

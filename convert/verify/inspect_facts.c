@@ -212,13 +212,13 @@ double qc_facts_bits(uint64_t bytes, uint64_t weights)
     return (double)bytes * 8.0 / (double)weights;
 }
 
-qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
+qc_status qc_facts_gather(qc_facts *f, qc_arena *arena, const char *path, qc_error *err)
 {
     const qc_recipe_entry *entries = NULL;
     memset(f, 0, sizeof *f);
-    f->arena = call->arena;
+    f->arena = arena;
     qc_status st = QC_OK;
-    QC_TRY(qc_checkpoint_open(&f->model, call->model, err));
+    QC_TRY(qc_checkpoint_open(&f->model, path, err));
     QC_TRY_GOTO(st, failed, ask_recipe(f, &entries, err));
     QC_TRY_GOTO(st, failed, qc_arena_array(f->arena, &f->tensors, f->model->tensor_count, err));
     for (uint32_t i = 0; i < f->model->tensor_count; i++)
@@ -227,7 +227,7 @@ qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
         if (f->tensors[i].is_state)
             QC_TRY_GOTO(st, failed, find_owner(f, i, err));
     if (f->model->is_dir)
-        QC_TRY_GOTO(st, failed, read_manifest(f, call->model, err));
+        QC_TRY_GOTO(st, failed, read_manifest(f, path, err));
     QC_TRY_GOTO(st, failed,
                 qc_natural_order(&f->order, f->arena, f->model->tensors,
                                  offsetof(qc_checkpoint_tensor, name), sizeof *f->model->tensors,

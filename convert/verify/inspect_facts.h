@@ -5,7 +5,6 @@
 #include "base/strbuf.h"
 #include "convert/model/recipe.h"
 #include "convert/plan/engines.h"
-#include "convert/term/call.h"
 #include "formats/checkpoint.h"
 #include "formats/manifest.h"
 
@@ -60,9 +59,10 @@ typedef struct {
     qc_refusals refused; /* refusals of these engines */
 } qc_facts;
 
-/* Opens what call->model names and gathers the facts. The caller closes facts->model (NULL after an
+/* Opens the checkpoint at path and gathers the facts. The caller closes facts->model (NULL after an
  * error). */
-QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_error *err);
+QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, qc_arena *arena, const char *path,
+                                       qc_error *err);
 /* Asks engines (bit e for engine e) whether they load the checkpoint. (inspect_engines.c) */
 QC_NODISCARD qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err);
 /* Returns the bits per weight; weights > 0. */

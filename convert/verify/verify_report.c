@@ -19,12 +19,12 @@
 /* Begins the object with the members that all of them have: which path it is about, and whether
  * anything is wrong. other is the second path, a member with the name `key`; without a key there is
  * none. */
-static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb, const char *key,
+static void begin_json(qc_json_writer *w, const char *verb, const char *path, const char *key,
                        const char *other, uint64_t problems, const qc_scan_problem *first)
 {
     qc_json_begin_object(w, NULL);
     qc_json_put_text(w, "command", verb);
-    qc_json_put_path(w, "path", call->model);
+    qc_json_put_path(w, "path", path);
     if (key)
         qc_json_put_path(w, key, other);
     qc_json_put_bool(w, "ok", problems == 0);
@@ -46,9 +46,10 @@ static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double secon
 
 /* ---- verify, unpack -------------------------------------------------------------------------- */
 
-qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
-                         const char *verb, double seconds, qc_error *err)
+qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of, const qc_scan_result *r,
+                         double seconds, qc_error *err)
 {
+    const char *to = of->unpacked_to;
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     const qc_manifest *m = &r->manifest;
     qc_strbuf out;
@@ -57,25 +58,24 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_c
     qc_status st = QC_OK;
     if (call->json) {
         qc_json_write_init(&w, &out, err);
-        begin_json(&w, call, verb, call->out ? "out" : NULL, call->out, r->problem_count,
-                   &r->first);
+        begin_json(&w, of->verb, of->path, to ? "out" : NULL, to, r->problem_count, &r->first);
         qc_json_put_u64(&w, "tensors", r->tensors_checked);
         qc_json_put_u64(&w, "shards", m->shard_count);
         qc_json_put_u64(&w, "files", m->file_count);
         qc_json_put_u64(&w, "content_bytes", r->content_bytes);
         qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
-        st = end_json(&w, codes, seconds);
+        st = end_json(&w, of->codes, seconds);
     } else if (r->problem_count && !call->quiet) {
-        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model, r->problem_count,
+        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", of->path, r->problem_count,
                        qc_plural(r->problem_count));
     } else if (!call->quiet) {
         qc_strbuf_show(
             &out,
             "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in %.2f s, %s%s%s\n",
-            call->model, verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
+            of->path, of->verb, r->tensors_checked, m->shard_count, qc_plural(m->shard_count),
             m->file_count, qc_plural(m->file_count), qc_text_bytes(bytes, r->content_bytes),
-            seconds, qc_text_rate(rate, r->content_bytes, seconds), call->out ? "; now in " : "",
-            call->out ? call->out : "");
+            seconds, qc_text_rate(rate, r->content_bytes, seconds), to ? "; now in " : "",
+            to ? to : "");
     }
     return qc_console_deliver(st, &out, NULL, err);
 }
@@ -124,12 +124,12 @@ static const qc_json_row missing_rows[] = {
     {NULL},
 };
 
-static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                              qc_code_counts *codes, double seconds, qc_error *err)
+static qc_status against_json(qc_strbuf *out, const qc_against_options *o,
+                              const qc_against_result *r, double seconds, qc_error *err)
 {
     qc_json_writer w;
     qc_json_write_init(&w, out, err);
-    begin_json(&w, call, "verified", "against", call->against, r->faults,
+    begin_json(&w, "verified", o->out, "against", o->model, r->faults,
                &(qc_scan_problem){r->first_what, r->first_why});
     qc_json_put_bool(&w, "manifest", r->has_manifest);
     qc_json_put_u64(&w, "tensors", r->count);
@@ -145,7 +145,7 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
     qc_json_end(&w);
-    return end_json(&w, codes, seconds);
+    return end_json(&w, o->codes, seconds);
 }
 
 /* ---- --against: text ------------------------------------------------------------------------- */
@@ -288,8 +288,8 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
     return QC_OK;
 }
 
-static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                            double seconds, qc_error *err)
+static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_options *o,
+                            const qc_against_result *r, double seconds, qc_error *err)
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     uint64_t read = r->output_bytes + r->model_bytes;
@@ -297,27 +297,27 @@ static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_agains
     QC_TRY(write_rows(out, call, r, err));
     QC_TRY(write_missing(out, call, r, err));
     if (r->faults)
-        qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model, call->against,
-                       r->faults, qc_plural(r->faults));
+        qc_strbuf_show(out, "%s: NOT %s: %" PRIu64 " fault%s\n", o->out, o->model, r->faults,
+                       qc_plural(r->faults));
     else
         qc_strbuf_show(out,
                        "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64 " cast, %" PRIu64
                        " equal; %s of both in %.2f s, %s\n",
-                       call->model, call->against, r->count, qc_plural(r->count), r->quantized,
-                       r->cast, r->equal, qc_text_bytes(bytes, read), seconds,
+                       o->out, o->model, r->count, qc_plural(r->count), r->quantized, r->cast,
+                       r->equal, qc_text_bytes(bytes, read), seconds,
                        qc_text_rate(rate, read, seconds));
     return qc_strbuf_status(out, err);
 }
 
-qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_code_counts *codes,
-                            double seconds, qc_error *err)
+qc_status qc_against_report(const qc_call *call, const qc_against_options *o,
+                            const qc_against_result *r, double seconds, qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
     if (call->json)
-        st = against_json(&out, call, r, codes, seconds, err);
+        st = against_json(&out, o, r, seconds, err);
     else if (!call->quiet)
-        st = write_text(&out, call, r, seconds, err);
+        st = write_text(&out, call, o, r, seconds, err);
     return qc_console_deliver(st, &out, NULL, err);
 }

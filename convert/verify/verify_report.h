@@ -7,11 +7,17 @@
 #include "convert/term/call.h"
 #include "convert/verify/against.h"
 
-/* verb is "verified" or "unpacked". codes are for JSON only; NULL: none were counted. */
-QC_NODISCARD qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r,
-                                      qc_code_counts *codes, const char *verb, double seconds,
-                                      qc_error *err);
-QC_NODISCARD qc_status qc_against_report(const qc_call *call, const qc_against_result *r,
-                                         qc_code_counts *codes, double seconds, qc_error *err);
+/* The output that was scanned. */
+typedef struct {
+    const char *verb; /* "verified" or "unpacked" */
+    const char *path;
+    const char *unpacked_to; /* or NULL */
+    qc_code_counts *codes;   /* for JSON only; NULL: none were counted */
+} qc_scan_subject;
+
+QC_NODISCARD qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of,
+                                      const qc_scan_result *r, double seconds, qc_error *err);
+QC_NODISCARD qc_status qc_against_report(const qc_call *call, const qc_against_options *o,
+                                         const qc_against_result *r, double seconds, qc_error *err);
 
 #endif

@@ -65,13 +65,13 @@ static void read_merged(const qc_checkpoint *c, const qc_checkpoint_tensor *t, q
 static void merge(const char *folder)
 {
     qc_lora lora = {.path = folder, .scale = 0.5};
-    qc_call call = {.loras = &lora, .lora_count = 1};
+    const qc_loras loras = {&lora, 1};
     qc_checkpoint *c = NULL;
     qc_st_cursor *cursor = NULL;
     qc_error err = {0};
     if (qc_checkpoint_open(&c, folder, NULL) != QC_OK)
         return;
-    qc_status st = qc_adapters_attach(c, &call, &err);
+    qc_status st = qc_adapters_attach(c, loras, &err);
     FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
     FUZZ_CHECK(qc_st_cursor_create(&cursor, NULL) == QC_OK);
     for (size_t i = 0; st == QC_OK && i < c->tensor_count; i++)

@@ -34,8 +34,7 @@ static void of_options(char *text)
     FUZZ_CHECK(st == QC_OK || (err.msg[0] && !strchr(err.msg, '\n')));
     FUZZ_CHECK(st == QC_OK || qc_status_exit_code(st) <= 3);
     if (st == QC_OK && o.command == QC_CMD_CONVERT)
-        FUZZ_CHECK(o.call.model && o.convert.plan.fit.margin > 0.0 &&
-                   o.convert.plan.fit.margin <= 1.0);
+        FUZZ_CHECK(o.model && o.convert.plan.fit.margin > 0.0 && o.convert.plan.fit.margin <= 1.0);
     qc_arena_deinit(&arena);
 }
 

@@ -63,10 +63,10 @@ TEST(same_name_other_command)
     parsed p;
     parse_ok(&p, "qconv unpack --device cuda:1 out dir");
     assert_string_equal(p.o.device, "cuda:1");
-    assert_null(p.o.call.run_device);
+    assert_null(p.o.devices.wish);
     qc_arena_deinit(&p.arena);
     parse_ok(&p, "qconv --device cuda:0,2 --to nf4 model out");
-    assert_string_equal(p.o.call.run_device, "cuda:0,2");
+    assert_string_equal(p.o.devices.wish, "cuda:0,2");
     assert_null(p.o.device);
     qc_arena_deinit(&p.arena);
 }
@@ -75,8 +75,8 @@ TEST(measuring)
 {
     parsed p;
     parse_ok(&p, "qconv validate out --against model");
-    assert_string_equal(p.o.call.model, "out");
-    assert_string_equal(p.o.call.against, "model");
+    assert_string_equal(p.o.model, "out");
+    assert_string_equal(p.o.against, "model");
     assert_int_equal(p.o.products.m_count, 6);
     assert_int_equal(p.o.products.m[5], 1024);
     assert_int_equal(p.o.products.seed, 1);
@@ -101,8 +101,8 @@ TEST(defaults)
     parsed p;
     parse_ok(&p, "qconv --to nf4 model out");
     assert_int_equal(p.o.command, QC_CMD_CONVERT);
-    assert_string_equal(p.o.call.model, "model");
-    assert_string_equal(p.o.call.out, "out");
+    assert_string_equal(p.o.model, "model");
+    assert_string_equal(p.o.out, "out");
     assert_int_equal(p.o.convert.plan.recipe.to, QC_TO_NF4);
     assert_int_equal(p.o.convert.plan.recipe.block_elems, 0);
     assert_int_equal(p.o.convert.plan.recipe.double_quant, 1);
@@ -196,13 +196,13 @@ TEST(commands_and_words)
         assert_int_equal(p.o.command, cases[i].command);
         assert_int_equal(p.o.help_topic, cases[i].topic);
         if (cases[i].model)
-            assert_string_equal(p.o.call.model, cases[i].model);
+            assert_string_equal(p.o.model, cases[i].model);
         else
-            assert_null(p.o.call.model);
+            assert_null(p.o.model);
         if (cases[i].out)
-            assert_string_equal(p.o.call.out, cases[i].out);
+            assert_string_equal(p.o.out, cases[i].out);
         else
-            assert_null(p.o.call.out);
+            assert_null(p.o.out);
         qc_arena_deinit(&p.arena);
     }
 }

@@ -333,7 +333,7 @@ static qc_status convert(qc_error *err, const char *fmt, ...)
     memset(err, 0, sizeof *err);
     SCOPED(qc_arena) a = {0};
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
-    o.call.gpu = &fake_gpus;
+    o.devices.work = &fake_gpus;
     if (st == QC_OK)
         st = qc_cmd_convert(&o, err);
     return st;
@@ -520,30 +520,32 @@ TEST(devices_are_chosen)
 /* auto: a model this small is not worth a GPU. */
 TEST(auto_asks_when_it_pays)
 {
+    const qc_device_options not_given = {&fake_gpus, NULL}, auto_given = {&fake_gpus, "auto"};
     qc_error err = {0};
     qc_devices d;
     SCOPED(qc_arena) a = {0};
     fake_reset();
-    test_must(qc_devices_choose(&d, &fake_gpus, NULL, QC_GPU_WORTH_BYTES - 1, &a, &err), &err);
+    test_must(qc_devices_choose(&d, not_given, QC_GPU_WORTH_BYTES - 1, &a, &err), &err);
     assert_int_equal(d.gpu_count, 0);
     assert_int_equal(fake.asked, 0);
     assert_string_equal(d.text, "cpu");
-    test_must(qc_devices_choose(&d, &fake_gpus, "auto", QC_GPU_WORTH_BYTES, &a, &err), &err);
+    test_must(qc_devices_choose(&d, auto_given, QC_GPU_WORTH_BYTES, &a, &err), &err);
     assert_int_equal(d.gpu_count, 2);
     assert_int_equal(d.wished, 0);
     assert_string_equal(d.text, "cuda:0 (Fake 0), cuda:1 (Fake 1)");
     fake.dead = 3;
-    test_must(qc_devices_choose(&d, &fake_gpus, "auto", UINT64_MAX, &a, &err), &err);
+    test_must(qc_devices_choose(&d, auto_given, UINT64_MAX, &a, &err), &err);
     assert_int_equal(d.gpu_count, 0);
     assert_non_null(strstr(d.why, "cuda:0 (Fake 0) is an sm_30"));
     fake.count = 0;
-    test_must(qc_devices_choose(&d, &fake_gpus, NULL, UINT64_MAX, &a, &err), &err);
+    test_must(qc_devices_choose(&d, not_given, UINT64_MAX, &a, &err), &err);
     assert_string_equal(d.why, "the NVIDIA driver was not found");
     assert_int_equal(setenv("QCONV_DEVICE", "cuda:1", 1), 0);
-    assert_int_equal(qc_devices_choose(&d, &fake_gpus, NULL, UINT64_MAX, &a, &err), QC_ERR_DEVICE);
+    assert_int_equal(qc_devices_choose(&d, not_given, UINT64_MAX, &a, &err), QC_ERR_DEVICE);
     assert_string_equal(err.msg,
                         "QCONV_DEVICE=cuda:1: there is no GPU: the NVIDIA driver was not found");
-    test_must(qc_devices_choose(&d, &fake_gpus, "cpu", UINT64_MAX, &a, &err), &err);
+    test_must(qc_devices_choose(&d, (qc_device_options){&fake_gpus, "cpu"}, UINT64_MAX, &a, &err),
+              &err);
     assert_string_equal(d.why, "--device cpu");
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
 }

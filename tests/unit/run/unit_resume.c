@@ -102,7 +102,7 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
         argv[argc++] = p;
     SCOPED(qc_arena) a = {0};
     test_must(qc_options_parse(&o, &a, argc, argv, &err), &err);
-    test_must(qc_checkpoint_open(&m, o.call.model, &err), &err);
+    test_must(qc_checkpoint_open(&m, o.model, &err), &err);
     test_must(qc_recipe_make(&recipe, &a, m, &o.convert.plan.recipe, &err), &err);
     test_must(qc_plan_make(&plan, &a, m, &recipe, &o.call, &o.convert.plan, &err), &err);
     qc_strbuf_init(out, 1u << 20);

@@ -103,10 +103,11 @@ TEST(rows)
     size_t count = 1;
     int found = 0;
     SCOPED(qc_arena) a = {0};
-    qc_call call = {.arena = &a, .model = w->out, .against = w->model, .threads = 2};
+    const qc_call call = {.arena = &a, .threads = 2};
+    qc_against_options how = {.out = w->out, .model = w->model, .manifest = &m};
     test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
-    test_must(qc_against_run(&r, &call, &m, NULL, NULL, &err), &err);
+    test_must(qc_against_run(&r, &call, &how, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.count, 3);
     assert_int_equal(r.quantized, 2);
@@ -120,8 +121,9 @@ TEST(rows)
     assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);
     test_must(qc_against_manifest(&m, &found, &a, w->other, &err), &err);
     assert_false(found);
-    call.model = w->other;
-    test_must(qc_against_run(&r, &call, NULL, NULL, NULL, &err), &err);
+    how.out = w->other;
+    how.manifest = NULL;
+    test_must(qc_against_run(&r, &call, &how, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.equal, 1);
     assert_int_equal(r.digests, 0);
