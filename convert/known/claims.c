@@ -116,6 +116,10 @@ static int is_optional(const claims *c, const place *p)
         return 1;
     if (strncmp(p->rest, "pooler.", 7) == 0)
         return 1;
+    /* A table that head and embedding share may stand under the head's name. */
+    if (!c->wants_head && strstr(p->rest, "embed_tokens.") &&
+        find_start(c->places, c->count, p, "lm_head."))
+        return 1;
     const int head =
         strncmp(p->rest, "cls.", 4) == 0 ||
         (qc_family_classify(c->family, p->tensor->name, &class) && class.role == QC_ROLE_HEAD);
@@ -167,15 +171,17 @@ static void look_for(claims *c, const place *wanted)
     if (bsearch(&other, c->places, c->count, sizeof *c->places, by_place))
         return;
     if (strcmp(parameter, "weight") == 0 && module[0]) {
+        const size_t n = strlen(module);
         const place *q = find_start(c->places, c->count, wanted, module);
-        if (q && strcmp(q->rest + strlen(module), "bias") != 0)
-            return;
+        for (; q && q < c->places + c->count && strncmp(q->rest, module, n) == 0; q++)
+            if (strcmp(q->rest + n, "bias") != 0 && !strchr(q->rest + n, '.'))
+                return;
     }
     if (!is_optional(c, wanted) && !has_other_experts(c, wanted))
         qc_checkpoint_names_add(&c->missing, w->name);
 }
 
-/* Counts what nothing asks for, besides buffers, scales of weights that are quantized, heads and
+/* Counts what nothing asks for beside the tensors of towers, whose variants are many, buffers, scales of weights that are quantized, heads and
  * layers that predict further tokens. */
 static void look_at_surplus(claims *c, const place *wanted, size_t count)
 {
@@ -183,8 +189,8 @@ static void look_at_surplus(claims *c, const place *wanted, size_t count)
         char module[256];
         qc_tensor_class class;
         const place *p = &c->places[i];
-        if (bsearch(p, wanted, count, sizeof *wanted, by_place) || is_optional(c, p) ||
-            strstr(p->rest, "experts."))
+        if (p->prefix[0] != '%' || bsearch(p, wanted, count, sizeof *wanted, by_place) ||
+            is_optional(c, p) || strstr(p->rest, "experts."))
             continue;
         if (qc_family_classify(c->family, p->tensor->name, &class) &&
             (class.role == QC_ROLE_HEAD || class.role == QC_ROLE_STATE ||
