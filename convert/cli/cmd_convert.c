@@ -8,6 +8,7 @@
 #include "convert/fit/device_map.h"
 #include "convert/fit/planned_model.h"
 #include "convert/fit/tensor_parallel.h"
+#include "convert/known/claims.h"
 #include "convert/known/known_models.h"
 #include "convert/known/model_path.h"
 #include "convert/model/expert_split.h"
@@ -240,6 +241,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
                       o->model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
+    if (st == QC_OK && !o->convert.incomplete)
+        st = qc_claims_check(model, err);
     if (st == QC_OK)
         st = qc_experts_arrange(model, &o->convert.plan.recipe, err);
     if (st == QC_OK)

@@ -152,7 +152,7 @@ class AutoMxfp4(OutputCase):
         self.m = self.model(self.source, self.CONFIG)
 
     def test_choice(self):
-        common = ["--to", "auto", *ROOM, self.m]
+        common = ["--to", "auto", *ROOM, "--incomplete", self.m]
         forms = set()
         for schemes in ("nf4,16bit", "nf4,int8", "nf4-32,int8,16bit"):
             for kb in range(85, 220, 15):
@@ -183,13 +183,13 @@ class AutoMxfp4(OutputCase):
 
     def test_errors_and_importance(self):
         explained = json.loads(self.ok("plan", "--json", "--explain", "--requantize", "--to", "auto",
-                                       "--vram", "1MB", *ROOM, self.m))["auto"]
+                                       "--vram", "1MB", *ROOM, "--incomplete", self.m))["auto"]
         groups = {g["name"]: g for g in explained["groups"]}
         self.assertEqual(len(groups), 9)
         self.assertEqual(explained["predicted_error"], 0)
         self.assertEqual(groups["layer 1 mlp.experts.gate_up_proj"]["importance"], 2)
         for to in ("nf4", "int8"):
-            self.ok("-q", "--to", to, "--requantize", self.m, to)
+            self.ok("-q", "--to", to, "--requantize", "--incomplete", self.m, to)
             tensors = {t["name"]: t for t in self.json_of(to, "qconv.json")["tensors"]}
             for name in ("gate_up_proj", "down_proj"):
                 want = tensors["model.layers.1.mlp.experts." + name]["rel_mse"]
@@ -198,7 +198,7 @@ class AutoMxfp4(OutputCase):
 
     def test_passed_through(self):
         chosen = json.loads(self.ok("plan", "--json", "--explain", "--to", "auto", "--vram", "1MB",
-                                    *ROOM, self.m))["auto"]
+                                    *ROOM, "--incomplete", self.m))["auto"]
         self.assertEqual(len(chosen["groups"]), 3)
 
 

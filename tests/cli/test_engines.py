@@ -299,9 +299,9 @@ class Engines(OutputCase):
         self.model(dense(), config=dict(LLAMA, hidden_size=64, num_hidden_layers=1,
                                         num_attention_heads=2, num_key_value_heads=2,
                                         intermediate_size=64, vocab_size=8))
-        self.ok("plan", "--for", "all", "--vram", "1GB", "m")
+        self.ok("plan", "--for", "all", "--vram", "1GB", "--incomplete", "m")
         self.usage("plan", "--for", "vllm", "--to", "nf4", "--keep", "*q_proj*", "--split-fused", "--vram", "1GB",
-                   "m", has="leave out --split-fused", command="plan")
+                   "--incomplete", "m", has="leave out --split-fused", command="plan")
         self.usage("--to", "nf4", "--for", "ollama", "m", "o", has="--for: expected transformers, vllm, ")
         for engine in ("sglang", "unsloth"):
             self.usage("--to", "nf4", "--for", engine, "m", "o", has="vllm, qconv, vllm-qconv or all, got '%s', which "
