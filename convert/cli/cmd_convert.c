@@ -241,8 +241,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
                       o->model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
-    if (st == QC_OK && !o->convert.incomplete)
-        st = qc_claims_check(model, err);
+    if (st == QC_OK)
+        st = qc_claims_check(model, o->convert.incomplete, err);
     if (st == QC_OK)
         st = qc_experts_arrange(model, &o->convert.plan.recipe, err);
     if (st == QC_OK)
