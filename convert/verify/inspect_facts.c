@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/known/claims.h"
 #include "convert/term/glob.h"
 
 #include <stdlib.h>
@@ -241,11 +242,12 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
     const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
     qc_served_weight *weights = NULL;
     QC_TRY(qc_arena_array(f->arena, &weights, f->model->tensor_count, err));
+    QC_TRY(qc_claims_check(f->model, 1, err));
     qc_served s = {.arena = f->arena,
                    .model = f->model,
                    .model_type = f->model_type ? f->model_type : "",
                    .skipped = qc_json_get(q, "llm_int8_skip_modules"),
-                   .has_config = config != NULL,
+                   .lacks = qc_loaders_lack(f->model),
                    .no_manifest = !f->manifest,
                    .finished = 1,
                    .weights = weights};
