@@ -113,7 +113,8 @@ static int has_other_form(const claims *c, const place *wanted)
     for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
         const char *name = p->rest + n;
         if (strcmp(name, is_weight ? "gamma" : "beta") == 0 ||
-            (is_weight && !strchr(name, '.') && !qc_config_word_in(name, " bias beta ")))
+            (is_weight && (!strchr(name, '.') || strncmp(name, "weight.", 7) == 0) &&
+             !qc_config_word_in(name, " bias beta ")))
             return 1;
     }
     return 0;
@@ -404,7 +405,8 @@ static qc_status check_tensors(claims *c, qc_checkpoint *model, const qc_model_t
         return qc_arena_printf(&model->arena, &model->lacks, err,
                                "%zu of %zu tensors %s another shape than config.json asks for: %s",
                                c->misshapen, count, c->misshapen == 1 ? "has" : "have", c->shapes);
-    look_at_surplus(c, wanted, count);
+    if (!qc_config_quantization(model->config))
+        look_at_surplus(c, wanted, count);
     if (c->surplus.count == 0)
         return QC_OK;
     return qc_checkpoint_warn(model, err, "%s: %zu tensor%s more than config.json asks for: %s",
@@ -426,7 +428,7 @@ static qc_status check(qc_checkpoint *model, qc_arena *arena, int *lacks_all, qc
                                "the names of its files say that %" PRIu64 " of %" PRIu64 " %s here",
                                here, all, qc_are(here));
     QC_TRY(check_head(model, &config, c.family, err));
-    if (qc_model_tensors_make(&tensors, arena, model->config, NULL) != QC_OK)
+    if (qc_model_tensors_make(&tensors, arena, model->config, 1, NULL) != QC_OK)
         return check_layers(model, arena, err);
     QC_TRY(qc_config_read(&c.layers, &config, "num_hidden_layers n_layer", QC_CONFIG_MAX_LAYERS, 0,
                           err));

@@ -20,9 +20,9 @@ typedef struct qc_loaders {
     const char *own_form; /* only if the form is "own": "nf4+int8", ...; else NULL */
     /* only if the form is "own": options that make a form which transformers loads */
     const char *instead;
-    const char *not5; /* why transformers 5 does not load it, and what helps; else NULL */
-    int import_qconv; /* transformers 5 loads it in a Python that has imported qconv */
-    const char *rest; /* the value of --rest with which transformers 5 can compute; or NULL */
+    const char *not5;       /* why transformers 5 does not load it, and what helps; else NULL */
+    int import_qconv;       /* transformers 5 loads it in a Python that has imported qconv */
+    const char *rest;       /* the value of --rest with which transformers 5 can compute; or NULL */
     const char *lacks;      /* as qc_loaders_lack says it */
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and it places everything on GPUs */
