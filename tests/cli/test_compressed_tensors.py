@@ -160,7 +160,7 @@ class CompressedTensors(OutputCase):
             for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
                           ("mlp.gate_proj", "mlp.up_proj")):
                 self.assertEqual(len({form.get("model.layers.%d.%s" % (layer, n)) for n in names}), 1)
-        back = self.convert("--to", "bf16", "o", "back")
+        back = self.convert("--to", "bf16", "--incomplete", "o", "back")
         for name, (dtype, shape, data) in tensors.items():
             x, y = mk.decode(dtype, data), mk.decode("BF16", back[name][2])
             self.assertEqual(back[name][1], shape)
