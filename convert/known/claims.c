@@ -100,7 +100,7 @@ static int has_other_experts(const claims *c, const place *wanted)
 }
 
 /* Are there tensors under another name that stand for this one? Norms of old have gamma and beta,
- * and a weight that is quantized has codes and scales. */
+ * a weight that is quantized has codes and scales, and stacks of experts in MXFP4 have blocks. */
 static int has_other_form(const claims *c, const place *wanted)
 {
     char start[256];
@@ -112,7 +112,9 @@ static int has_other_form(const claims *c, const place *wanted)
     (void)snprintf(start, sizeof start, "%.*s", (int)n, wanted->rest);
     for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
         const char *name = p->rest + n;
-        if (strcmp(name, is_weight ? "gamma" : "beta") == 0 ||
+        if (strcmp(name, is_weight    ? "gamma"
+                         : *parameter ? "beta"
+                                      : "_blocks") == 0 ||
             (is_weight && (!strchr(name, '.') || strncmp(name, "weight.", 7) == 0) &&
              !qc_config_word_in(name, " bias beta ")))
             return 1;

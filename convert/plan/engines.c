@@ -435,6 +435,9 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
             w->elems = qc_sat_mul(coded->dims[0], coded->dims[1]);
             if (!qc_served_set_integers(w, coded))
                 foreign = qc_coding_name(coded->coding);
+        } else if (j->scheme == QC_SCHEME_KEEP && w->is_weight &&
+                   qc_dtype_is_fp8(p->model->tensors[j->source].dtype)) {
+            foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
         }
     }
     *out = (qc_served){.arena = p->arena,

@@ -262,6 +262,8 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
                                .is_stack = tf->scheme && !tf->is_state && tf->ndim == 3,
                                .name = f->model->tensors[i].name,
                                .elems = tf->elems};
+        if (!tf->scheme && !tf->is_state && qc_dtype_is_fp8(f->model->tensors[i].dtype))
+            s.foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
         if (!tf->scheme || tf->is_state)
             continue;
         if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))

@@ -156,6 +156,13 @@ class Claims(QconvCase):
         self.make(model_type="", pretrained_cfg={})  # of timm
         self.assertIn("transformers 4 and 5", self.convert()[0])
 
+    def test_fp8_without_scales(self):
+        """It may be a form of other programs, and who loads that is not known."""
+        self.make(lambda t: {n: ("F8_E4M3" if "_proj" in n else kind, *rest) for n, (kind, *rest) in t.items()})
+        loads = json.loads(self.ok("--to", "keep", "--dry-run", "--json", self.path("m")))["loads"]
+        self.assertEqual((loads["with"], loads["qconv"], loads["vllm_plugin"]), ("what MODEL needs", False, False))
+        self.fails(3, "inspect", "--for", "transformers", self.path("m"), has="does not know which engines read that")
+
     def test_a_head_that_differs_from_what_it_is_tied_to(self):
         text = "'lm_head.weight' is not 'model.embed_tokens.weight', although config.json ties them (%s"
         gemma = {"model_type": "gemma", "tie_word_embeddings": None}
