@@ -156,9 +156,13 @@ class Claims(QconvCase):
         self.make(model_type="", pretrained_cfg={})  # of timm
         self.assertIn("transformers 4 and 5", self.convert()[0])
 
-    def test_fp8_without_scales(self):
-        """It may be a form of other programs, and who loads that is not known."""
-        self.make(lambda t: {n: ("F8_E4M3" if "_proj" in n else kind, *rest) for n, (kind, *rest) in t.items()})
+    def test_fp8_with_scales_of_other_programs(self):
+        """Who loads that is not known."""
+        def change(t):
+            projections = [n for n in t if "_proj" in n]
+            t.update({n: ("F8_E4M3", t[n][1], None) for n in projections})
+            t.update({n.replace(".weight", ".scale_weight"): ("F32", [], None) for n in projections})
+        self.make(change)
         loads = json.loads(self.ok("--to", "keep", "--dry-run", "--json", self.path("m")))["loads"]
         self.assertEqual((loads["with"], loads["qconv"], loads["vllm_plugin"]), ("what MODEL needs", False, False))
         self.fails(3, "inspect", "--for", "transformers", self.path("m"), has="does not know which engines read that")
