@@ -109,14 +109,13 @@ static int has_other_form(const claims *c, const place *wanted)
     const size_t n = strlen(wanted->rest) - strlen(parameter);
     if (n == 0 || n >= sizeof start)
         return 0;
+    const char *alone = is_weight ? "gamma" : *parameter ? "beta" : "_blocks";
     (void)snprintf(start, sizeof start, "%.*s", (int)n, wanted->rest);
     for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
         const char *name = p->rest + n;
-        if (strcmp(name, is_weight    ? "gamma"
-                         : *parameter ? "beta"
-                                      : "_blocks") == 0 ||
-            (is_weight && (!strchr(name, '.') || strncmp(name, "weight.", 7) == 0) &&
-             !qc_config_word_in(name, " bias beta ")))
+        const int is_code = !strchr(name, '.') || strncmp(name, "weight.", 7) == 0;
+        if (strcmp(name, alone) == 0 ||
+            (is_weight && is_code && !qc_config_word_in(name, " bias beta ")))
             return 1;
     }
     return 0;
@@ -194,19 +193,14 @@ static void look_at_surplus(claims *c, const place *wanted, size_t count)
 
 /* ---- what usually happened ---- */
 
-/* Reads "-00001-of-00002." in the names of the files. */
-static void count_shards(const qc_checkpoint *m, uint64_t *here, uint64_t *all)
+/* Reads "-00001-of-00002." in the name of the file, where it is one: no index says more. Returns the
+ * number of all, or 1. */
+static unsigned long long count_shards(const qc_checkpoint *m)
 {
-    *here = *all = 0;
-    for (size_t i = 0; i < m->file_count; i++) {
-        const char *of = strstr(m->files[i].name, "-of-");
-        char *end = NULL;
-        const unsigned long long n = of ? strtoull(of + 4, &end, 10) : 0;
-        if (!of || end == of + 4 || *end != '.' || n > 1000000)
-            continue;
-        *all = n > *all ? n : *all;
-        ++*here;
-    }
+    const char *of = m->file_count == 1 ? strstr(m->files[0].name, "-of-") : NULL;
+    char *end = NULL;
+    const unsigned long long n = of ? strtoull(of + 4, &end, 10) : 1;
+    return of && end > of + 4 && *end == '.' && n > 0 && n <= 1000000 ? n : 1;
 }
 
 static int any_name_has(const qc_checkpoint *m, const char *text)
@@ -220,9 +214,7 @@ static int any_name_has(const qc_checkpoint *m, const char *text)
 /* Says what usually happened to a checkpoint that lacks something, and what to do. */
 static const char *remedy_for(const qc_checkpoint *m, int lacks_all)
 {
-    uint64_t here = 0, all = 0;
-    count_shards(m, &here, &all);
-    if (here > 0 && here < all)
+    if (count_shards(m) > 1)
         return "download the files that are missing, too";
     if (any_name_has(m, ".base_layer.") && any_name_has(m, ".lora_A"))
         return "an adapter lies in it that is not merged: merge it with peft's merge_and_unload, "
@@ -421,14 +413,12 @@ static qc_status check(qc_checkpoint *model, qc_arena *arena, int *lacks_all, qc
     qc_model_tensors tensors;
     qc_config config;
     claims c = {.model = model, .family = qc_family_of(model)};
-    uint64_t here = 0, all = 0;
-    count_shards(model, &here, &all);
     qc_config_open(&config, model->config);
     c.wants_head = wants_head(config.root);
-    if (here > 0 && here < all)
+    if (count_shards(model) > 1)
         return qc_arena_printf(&model->arena, &model->lacks, err,
-                               "the names of its files say that %" PRIu64 " of %" PRIu64 " %s here",
-                               here, all, qc_are(here));
+                               "the name of its file says that it is one of %llu",
+                               count_shards(model));
     QC_TRY(check_head(model, &config, c.family, err));
     if (qc_model_tensors_make(&tensors, arena, model->config, 1, NULL) != QC_OK)
         return check_layers(model, arena, err);

@@ -53,7 +53,7 @@ class Claims(QconvCase):
         os.remove(self.path("m", "model.safetensors.index.json"))
         for name in files[1:]:
             os.remove(self.path("m", name))
-        self.refused("the names of its files say that 1 of %d is here" % len(files),
+        self.refused("the name of its file says that it is one of %d" % len(files),
                      "download the files that are missing, too")
 
     def test_what_happened(self):
