@@ -193,7 +193,7 @@ static void look_at_surplus(claims *c, const place *wanted, size_t count)
 
 /* ---- what usually happened ---- */
 
-/* Reads "-00001-of-00002." in the name of the file, where it is one: no index says more. Returns the
+/* Reads "-00001-of-00002." in the name of the file, where there is one and so no index. Returns the
  * number of all, or 1. */
 static unsigned long long count_shards(const qc_checkpoint *m)
 {
