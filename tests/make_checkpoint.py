@@ -254,8 +254,61 @@ def scaled_shape(shape, role, scale):
     return [scaled_dim(d, scale) for d in shape]
 
 
+# Shapes that are sums or products of fields of config.json, and so shrink with these.
+def special_shape(name, config, shape):
+    c = config.get("text_config", config)
+    vision = config.get("vision_config", {})
+    if name.endswith("kv_a_proj_with_mqa.weight"):
+        return [c["kv_lora_rank"] + c["qk_rope_head_dim"], c["hidden_size"]]
+    if ".shared_experts." in name:
+        inner = c["n_shared_experts"] * c["moe_intermediate_size"]
+        return [c["hidden_size"], inner] if "down_proj" in name else [inner, c["hidden_size"]]
+    if ".experts.gate_up_proj" in name:
+        return [shape[0], 2 * c["intermediate_size"]] + shape[2:]
+    if config["model_type"] != "mllama":
+        return shape
+    side, tiles, width = vision["image_size"] // vision["patch_size"], vision["max_num_tiles"], vision["hidden_size"]
+    if name.endswith("gated_positional_embedding.embedding"):
+        return [side * side + 1, width]
+    if name.endswith("gated_positional_embedding.tile_embedding.weight"):
+        return [shape[0], tiles * width * (side * side + 1)]
+    if name.endswith("tile_positional_embedding.embedding.weight"):
+        return [shape[0], tiles * width]
+    if name.endswith("embed_tokens.weight"):
+        return [c["vocab_size"] + 8, c["hidden_size"]]
+    return shape
+
+
+def scale_config(config, scale):
+    """The fields that the scaled shapes follow from."""
+    c = config.get("text_config", config)
+    heads = c["num_attention_heads"]
+    kv = c.get("num_key_value_heads", heads)
+    size = c.get("head_dim", c["hidden_size"] // heads)
+    for key in ("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "q_lora_rank",
+                "kv_lora_rank"):
+        if key in c:
+            c[key] = scaled_dim(c[key], scale)
+    if config["model_type"] == "bert":
+        c["max_position_embeddings"] = scaled_dim(c["max_position_embeddings"], scale)
+        c["num_attention_heads"] = 2
+    elif "kv_lora_rank" in c:
+        c.update(qk_nope_head_dim=64, v_head_dim=64, qk_rope_head_dim=32)
+        c["num_attention_heads"] = c["num_key_value_heads"] = scaled_dim(heads * 128, scale) // 64
+    else:
+        q, k = scaled_dim(heads * size, scale), scaled_dim(kv * size, scale)
+        c["head_dim"] = {"qwen3": 64, "mllama": 64, "gpt_oss": q // heads}.get(config["model_type"], 16)
+        c["num_attention_heads"], c["num_key_value_heads"] = q // c["head_dim"], k // c["head_dim"]
+    vision = config.get("vision_config")
+    if vision:
+        for key in ("hidden_size", "intermediate_size", "vision_output_dim"):
+            vision[key] = scaled_dim(vision[key], scale)
+        vision["image_size"] = 8 * vision["patch_size"]
+
+
 def model_rows(model, layers=None, experts=None, scale=1, dtype=None):
     """[(name, dtype, shape, role)], cut to the first layers and experts and scaled."""
+    small = model_config(model, layers, experts, scale) if scale > 1 else None
     cut = dict(model)
     config = model.get("config", {})
     count = config.get("num_local_experts", config.get("n_routed_experts"))
@@ -269,9 +322,11 @@ def model_rows(model, layers=None, experts=None, scale=1, dtype=None):
             rows.append([name, kind, shape, span_l, span_e, role])
         cut["tensor_patterns"] = rows
     for name, kind, shape, role in patterns.expand(cut):
-        shape = scaled_shape(list(shape), role, scale)
-        if experts is not None and shape[0] == count and ("experts." in name or "router" in role):
-            shape[0] = min(experts, count)
+        full, shape = shape[0], scaled_shape(list(shape), role, scale)
+        if count and full == count and ("experts." in name or "router" in role):
+            shape[0] = count if experts is None else min(experts, count)
+        if small:
+            shape = special_shape(name, small, shape)
         if dtype and kind in ("F64", "F32", "F16", "BF16"):
             kind = dtype
         yield name, kind, shape, role
@@ -282,9 +337,13 @@ def model_config(model, layers=None, experts=None, scale=1):
     config = json.loads(json.dumps(model["config"]))
     for key in model.get("config_not_in_file", []):
         config.pop(key, None)
-    if scale > 1 and "vocab_size" in config:
-        config["vocab_size"] = scaled_dim(config["vocab_size"], scale)
+    if scale > 1:
+        scale_config(config, scale)
     # mllama has the text model's facts one level down.
+    vision = config.get("vision_config", {})
+    for key in ("num_hidden_layers", "num_global_layers"):
+        if layers is not None and key in vision:
+            vision[key] = min(layers, vision[key])
     for part in (config, config.get("text_config", {})):
         if layers is not None and "num_hidden_layers" in part:
             part["num_hidden_layers"] = min(layers, part["num_hidden_layers"])

@@ -300,6 +300,10 @@ const qc_option_row qc_option_table[] = {
      .help = "leave out the layers for multi-token prediction",
      .more = "DeepSeek-V3 has one behind its last layer, Qwen3.5 has 'mtp.'; plain decoding does "
              "not use them."},
+    {ROW("incomplete", FITTING, TENSORS), SWITCH(convert.incomplete), .since = "0.5.0",
+     .help = "take MODEL although tensors of it are missing",
+     .more = "Without it qconv refuses a checkpoint that lacks tensors which its config.json asks "
+             "for, or has them in other shapes: a loader would put random weights in their place."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
      .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
      RULES({.needs = "--to auto"}),

@@ -131,6 +131,27 @@ int qc_family_classify(const qc_family *f, const char *name, qc_tensor_class *ou
     return 0;
 }
 
+const char *qc_family_place(const qc_family *f, const char *name, const char **prefix,
+                            uint64_t *number)
+{
+    const char *end = name + strlen(name);
+    for (const qc_family_group *g = f->groups; g->prefix; g++) {
+        const char *rest = match(g->prefix, name, end, f->names, 0);
+        if (!rest)
+            continue;
+        *prefix = g->prefix;
+        *number = 0;
+        const char *digits = rest - 1;
+        while (qc_ends_with(g->prefix, "#.") && digits > name && digits[-1] >= '0' &&
+               digits[-1] <= '9')
+            digits--;
+        for (; digits < rest - 1; digits++)
+            *number = *number * 10 + (uint64_t)(*digits - '0');
+        return rest;
+    }
+    return NULL;
+}
+
 const char *qc_family_parameter(const char *name)
 {
     const char *dot = strrchr(name, '.');

@@ -116,6 +116,11 @@ int qc_family_classify(const qc_family *f, const char *name, qc_tensor_class *ou
 /* Returns how vLLM splits a tensor of this name, or a scale or bias of it; QC_SPLIT_UNKNOWN where
  * the family, which may be NULL, does not know the name. */
 qc_split qc_family_split(const qc_family *f, const char *name);
+/* Says where in the model a name belongs, in whichever spelling it is written: returns the rest of
+ * the name behind the prefix of the first group that it fits, and sets *prefix (as the group has
+ * it) and the number of the layer, 0 where the prefix has none. NULL if it fits no group. */
+const char *qc_family_place(const qc_family *f, const char *name, const char **prefix,
+                            uint64_t *number);
 /* Returns the last component of a parameter's name, such as "weight" or "weight_scale"; "" where
  * the tensor is no parameter of a module. */
 const char *qc_family_parameter(const char *name);

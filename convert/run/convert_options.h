@@ -17,6 +17,7 @@ typedef struct {
     unsigned part_index; /* 0..part_count-1, of --part */
     unsigned part_count; /* 0: not given; at most QC_PARTS_MAX */
     int explain;         /* --to auto: say why */
+    int incomplete;      /* take a model that lacks tensors */
 } qc_convert_options;
 
 #endif

@@ -44,6 +44,8 @@ class SharedOptions(TypedDict, total=False):
     requantize: bool
     # leave out the layers for multi-token prediction
     drop_mtp: bool
+    # take MODEL although tensors of it are missing
+    incomplete: bool
     # the schemes that --to auto may choose from (default: nf4,nf4-32,int8,16bit)
     schemes: Values
     # with --to auto: show what was chosen for which weights, and why

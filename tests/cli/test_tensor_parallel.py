@@ -104,14 +104,15 @@ class TensorParallel(OutputCase):
         self.assertIn("o_proj.weight_scale': vLLM does not split it over 4 cards", said)
         said = self.fails(3, "plan", *TWO, self.model("qwen2", model_type="falcon"))
         self.assertIn("it is not known how vLLM splits model type 'falcon' over cards", said)
-        said = self.fails(3, "plan", "--vram", "4x1GB", "--tp", "4", self.model(
+        said = self.fails(3, "plan", "--incomplete", "--vram", "4x1GB", "--tp", "4", self.model(
             "llama", num_attention_heads=12, num_key_value_heads=6))
         self.assertIn("6 KV heads over 4 cards", said)
         config, rows = vllm_models.models()["gemma2"]
         rows.append(("model.layers.0.self_attn.extra.weight", "BF16", [4, 4]))
         vllm_models.write(self.path("extra"), config, rows)
-        said = self.fails(3, "plan", *TWO, self.path("extra"))
-        self.assertIn("'model.layers.0.self_attn.extra.weight': it is not known how vLLM splits it", said)
+        r = self.run_qconv("plan", *TWO, self.path("extra"))
+        self.assertEqual(r.returncode, 3)
+        self.assertIn("'model.layers.0.self_attn.extra.weight': it is not known how vLLM splits it", r.stderr.decode())
 
     def test_a_tied_head_in_the_file_is_not_counted(self):
         config, rows = vllm_models.models()["qwen2"]

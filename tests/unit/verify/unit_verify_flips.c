@@ -36,6 +36,8 @@ static qc_status run(qc_error *err, const char *const *words)
     memset(err, 0, sizeof *err);
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
+        o.convert.incomplete = 1;
+    if (st == QC_OK)
         st = o.command == QC_CMD_CONVERT  ? qc_cmd_convert(&o, err)
              : o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err)
                                           : qc_cmd_unpack(&o, err);
