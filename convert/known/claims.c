@@ -5,6 +5,8 @@
 #include "convert/families/family.h"
 #include "convert/known/model_tensors.h"
 #include "convert/model/geometry.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_rules.h"
 #include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>
@@ -405,11 +407,34 @@ static qc_status check(qc_checkpoint *model, qc_arena *arena, qc_error *err)
     return QC_OK;
 }
 
+/* Tensors that the index lists are in the files, but for those of multi-token prediction, which
+ * transformers does not look for. */
+static qc_status check_listed(const qc_checkpoint *m, qc_error *err)
+{
+    qc_checkpoint_names lost = {0};
+    char what[320];
+    uint64_t layers = UINT64_MAX;
+    if (m->lost_count == 0)
+        return QC_OK;
+    if (qc_json_as_u64(qc_config_get(m, "num_hidden_layers"), "", &layers, NULL) != QC_OK)
+        layers = UINT64_MAX;
+    for (size_t i = 0; i < m->lost_count; i++)
+        if (!qc_rules_predicts_more(m->lost[i], layers))
+            qc_checkpoint_names_add(&lost, m->lost[i]);
+    if (lost.count == 0)
+        return QC_OK;
+    (void)snprintf(what, sizeof what, "%zu tensor%s of the index %s in no file: %s", lost.count,
+                   qc_plural(lost.count), qc_are(lost.count), qc_checkpoint_names_text(&lost));
+    return refuse(m, what, 0, err);
+}
+
 qc_status qc_claims_check(qc_checkpoint *model, qc_error *err)
 {
     qc_arena arena;
     qc_arena_init(&arena);
-    const qc_status st = check(model, &arena, err);
+    qc_status st = check_listed(model, err);
+    if (st == QC_OK)
+        st = check(model, &arena, err);
     qc_arena_deinit(&arena);
     return st;
 }
