@@ -377,7 +377,7 @@ qc_status qc_side_files_list(qc_side_file **files, size_t *count, const qc_plan 
     const int changes = changes_quantization(plan);
     for (size_t i = 0; i < m->side_count; i++) {
         if (changes && describes_quantization(m->side[i].path))
-            continue;
+            continue; /* it speaks of other weights */
         if (!m->config || strcmp(m->side[i].path, QC_CONFIG_NAME) != 0)
             list[n++] = (qc_side_file){m->side[i].path, QC_SIDE_COPY};
     }
