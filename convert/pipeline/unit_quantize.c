@@ -529,5 +529,6 @@ qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err)
         QC_TRY(make_on_cpu(w, &q, err));
     }
     u->source = qc_digest_finish(w->hash);
+    u->zeros = q.total->sum_xx == 0;
     return QC_OK;
 }
