@@ -116,6 +116,19 @@ static int is_read(const qc_checkpoint *c, const char *path)
     return 0;
 }
 
+/* Reads the modules.json of sentence-transformers, if there is one. */
+static qc_status read_modules(qc_json **out, qc_checkpoint *c, const qc_tree_file *tree,
+                              size_t tree_count, qc_error *err)
+{
+    const char *name = "modules.json", *path = NULL;
+    *out = NULL;
+    if (!bsearch(&name, tree, tree_count, sizeof *tree, qc_by_text))
+        return QC_OK;
+    QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
+    const qc_status st = qc_json_read_file(out, path, "", CONFIG_MAX_BYTES, err);
+    return st == QC_ERR_INPUT ? QC_OK : st; /* check_side says what it is */
+}
+
 /* Is this the weights of a module that `modules`, the modules.json of sentence-transformers, names?
  * It loads them from model.safetensors or pytorch_model.bin of the module's folder (2_Dense), and
  * without them the embeddings are wrong. They are small, and copied. */
@@ -142,40 +155,48 @@ static const struct {
 } read_files[] = {{".json", 0}, {".jinja", 0}, {".model", 0}, {".tiktoken", 0},
                   {".txt", 1},  {".py", 1},    {".yaml", 1}};
 
-/* Returns what the side file is instead, or NULL. A file that cannot be read is no business of
- * this: copying it says so. */
-static const char *side_trouble(const qc_checkpoint *c, const qc_tree_file *side)
+/* Does a JSON text, of which the first and last bytes are given, end in what closes its
+ * beginning? */
+static int is_cut_off(const char *head, const char *tail, size_t n)
 {
-    char path[PATH_MAX], head[QC_FOREIGN_HEAD_BYTES], tail[QC_FOREIGN_HEAD_BYTES];
-    size_t kind = 0, skip = 0;
-    while (kind < sizeof read_files / sizeof *read_files &&
-           !qc_ends_with(side->path, read_files[kind].suffix))
-        kind++;
-    if (kind == sizeof read_files / sizeof *read_files ||
-        (side->bytes == 0 && read_files[kind].may_be_empty))
-        return NULL;
-    const size_t n = side->bytes < sizeof head ? (size_t)side->bytes : sizeof head;
-    qc_file f = QC_FILE_CLOSED;
-    const int len = snprintf(path, sizeof path, "%s/%s", c->path, side->path);
-    if (len < 0 || (size_t)len >= sizeof path || qc_file_open_read(&f, path, NULL) != QC_OK)
-        return NULL;
-    const int readable = qc_file_pread(&f, head, n, 0, NULL) == QC_OK &&
-                         qc_file_pread(&f, tail, n, side->bytes - n, NULL) == QC_OK;
-    qc_file_discard(&f);
-    if (!readable)
-        return NULL;
-    const char *what = qc_foreign_text(head, n);
-    if (what || kind != 0)
-        return what;
-    /* A whole JSON text ends in what closes its beginning. */
     static const char blanks[] = " \t\r\n";
-    size_t end = n;
-    while (skip < n && strchr(blanks, head[skip]))
+    size_t skip = 0, end = n;
+    while (skip < n && head[skip] && strchr(blanks, head[skip]))
         skip++;
     while (end > 0 && tail[end - 1] && strchr(blanks, tail[end - 1]))
         end--;
-    const char closes = skip == n ? '\0' : head[skip] == '{' ? '}' : head[skip] == '[' ? ']' : '\0';
-    return closes && (end == 0 || tail[end - 1] != closes) ? "cut off" : NULL;
+    if (skip == n || (head[skip] != '{' && head[skip] != '['))
+        return 0;
+    return end == 0 || tail[end - 1] != (head[skip] == '{' ? '}' : ']');
+}
+
+/* Sets *what to what the side file is instead, or to NULL. A file that cannot be opened is no
+ * business of this: copying it says so. */
+static qc_status side_trouble(const char **what, const qc_checkpoint *c, const qc_tree_file *side,
+                              qc_error *err)
+{
+    char path[PATH_MAX], head[QC_FOREIGN_HEAD_BYTES], tail[QC_FOREIGN_HEAD_BYTES];
+    const size_t kinds = sizeof read_files / sizeof *read_files;
+    const size_t n = (size_t)(side->bytes < sizeof head ? side->bytes : sizeof head);
+    size_t kind = 0;
+    *what = NULL;
+    while (kind < kinds && !qc_ends_with(side->path, read_files[kind].suffix))
+        kind++;
+    if (kind == kinds || (n == 0 && read_files[kind].may_be_empty))
+        return QC_OK;
+    qc_file f = QC_FILE_CLOSED;
+    const int len = snprintf(path, sizeof path, "%s/%s", c->path, side->path);
+    if (len < 0 || (size_t)len >= sizeof path || qc_file_open_read(&f, path, NULL) != QC_OK)
+        return QC_OK;
+    qc_status st = qc_file_pread(&f, head, n, 0, err);
+    if (st == QC_OK)
+        st = qc_file_pread(&f, tail, n, side->bytes - n, err);
+    qc_file_discard(&f);
+    QC_TRY(st);
+    *what = qc_foreign_text(head, n);
+    if (!*what && kind == 0 && is_cut_off(head, tail, n))
+        *what = "cut off";
+    return QC_OK;
 }
 
 /* Warns of side files that loaders would stumble over. config.json has been read by now. */
@@ -184,7 +205,8 @@ static qc_status check_side(qc_checkpoint *c, qc_error *err)
     qc_checkpoint_names odd = {0};
     const char *what = NULL;
     for (size_t i = 0; i < c->side_count; i++) {
-        const char *found = side_trouble(c, &c->side[i]);
+        const char *found = NULL;
+        QC_TRY(side_trouble(&found, c, &c->side[i], err));
         if (!found)
             continue;
         qc_checkpoint_names_add(&odd, c->side[i].path);
@@ -209,11 +231,8 @@ qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, si
     qc_checkpoint_names left = {0};
     qc_checkpoint_names odd = {0};
     QC_TRY(qc_arena_alloc(&c->arena, &c->side, tree_count, sizeof *c->side, err));
-    const char *modules_path = NULL;
     qc_json *modules = NULL;
-    QC_TRY(qc_path_join(&c->arena, &modules_path, c->path, "modules.json", err));
-    if (qc_json_read_file(&modules, modules_path, "", CONFIG_MAX_BYTES, NULL) != QC_OK)
-        modules = NULL; /* there is none, or check_side says what it is */
+    QC_TRY(read_modules(&modules, c, tree, tree_count, err));
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
         qc_checkpoint_name n;

@@ -107,8 +107,8 @@ static int is_weight(const qc_job *j)
 static int has_vanished(const qc_pipeline *p, uint32_t job)
 {
     const qc_job *j = &p->plan->jobs[job];
-    if (qc_scheme_is_quantized(j->scheme))
-        return p->jobs[job].error.rel_mse == 1; /* the error is all that there was */
+    if (qc_scheme_is_quantized(j->scheme) && p->jobs[job].error.rel_mse == 1)
+        return 1; /* the error is all that there was */
     const uint32_t first = p->first_unit[j->first_output];
     const uint32_t count = qc_unit_count(p, j->first_output);
     int any = 0;
