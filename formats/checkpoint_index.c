@@ -160,7 +160,7 @@ static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
     return QC_OK;
 }
 
-/* Reads the index `name`. Sets c->files, where the path of a missing file is NULL, and `missing`. */
+/* Reads the index `name`. Sets c->files and `missing`; the path of a missing file is NULL. */
 static qc_status read_files(qc_checkpoint *c, qc_arena *index_arena, qc_checkpoint_index *index,
                             const char *name, qc_checkpoint_names *missing, qc_error *err)
 {

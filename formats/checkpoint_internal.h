@@ -58,7 +58,8 @@ QC_NODISCARD qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_ar
 
 /* Finds the files of a directory that hold the weights. Sets c->files (name and path; they are not
  * opened yet) and c->file_count. Where there is an index it is read into index_arena and has_index
- * is set. c->config may name one of them. tree: all files of the directory. chosen: the index that the user has named, or NULL. */
+ * is set. c->config may name one of them. tree: all files of the directory. chosen: the index that
+ * the user has named, or NULL. */
 QC_NODISCARD qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree,
                                             size_t tree_count, const char *chosen,
                                             qc_arena *index_arena, qc_checkpoint_index *index,

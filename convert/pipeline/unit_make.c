@@ -4,8 +4,8 @@
  * and is hashed and quantized from there. Only the codes travel on to memory. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/pipeline/odd_values.h"
 #include "convert/pipeline/pipeline_internal.h"
-#include "convert/pipeline/values.h"
 
 #include <inttypes.h>
 
@@ -100,8 +100,8 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, qc_error *err)
         } else {
             QC_TRY(qc_job_read_step(w, first, n, w->source, err));
             w->p->ops->cast(w->source, j->dtype, n, out, to, &overflow);
-            if (to == QC_DTYPE_F16 && j->dtype != to && qc_values_are_zero(out, n * each))
-                u->lost |= !qc_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8);
+            if (to == QC_DTYPE_F16 && j->dtype != to && qc_odd_values_are_zero(out, n * each))
+                u->lost |= !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8);
         }
         if (overflow != UINT64_MAX)
             return refuse_cast(w, first + overflow, err);
@@ -193,7 +193,7 @@ qc_status qc_unit_make(qc_worker *w, qc_unit *u, qc_error *err)
     const qc_job *j = w->job;
     if (is_plain(j)) {
         QC_TRY(read_plain(w, u, err));
-        u->content = u->source = qc_values_digest(w, u);
+        u->content = u->source = qc_odd_values_digest(w, u);
         return QC_OK;
     }
     if (j->form.ops) {
@@ -207,7 +207,7 @@ qc_status qc_unit_make(qc_worker *w, qc_unit *u, qc_error *err)
     } else {
         QC_TRY(make_cast(w, u, err));
     }
-    u->content = qc_values_digest(w, u);
+    u->content = qc_odd_values_digest(w, u);
     return j->shares_source ? hash_share(w, u, &u->source, err) : QC_OK;
 }
 

@@ -1,4 +1,4 @@
-#include "convert/pipeline/values.h"
+#include "convert/pipeline/odd_values.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -51,7 +51,7 @@ static int look(const void *bytes, size_t len, qc_dtype dtype, unsigned *any)
     return 0;
 }
 
-int qc_values_are_zero(const void *bytes, uint64_t len)
+int qc_odd_values_are_zero(const void *bytes, uint64_t len)
 {
     const unsigned char *b = bytes;
     return len == 0 || (b[0] == 0 && memcmp(b, b + 1, (size_t)len - 1) == 0);
@@ -67,7 +67,7 @@ static void note_not_finite(qc_pipeline *p, qc_job_state *s, uint64_t element)
     pthread_mutex_unlock(&p->finish_lock);
 }
 
-qc_digest qc_values_digest(qc_worker *w, qc_unit *u)
+qc_digest qc_odd_values_digest(qc_worker *w, qc_unit *u)
 {
     const qc_job *j = w->job;
     const int plain = j->scheme == QC_SCHEME_KEEP || j->scheme == QC_SCHEME_ABSORBED;
@@ -189,7 +189,7 @@ static qc_status tell_zeros(const qc_pipeline *p, uint64_t *files, qc_error *err
     return QC_OK;
 }
 
-qc_status qc_values_tell(qc_values *out, const qc_pipeline *p, qc_error *err)
+qc_status qc_odd_values_tell(qc_odd_values *out, const qc_pipeline *p, qc_error *err)
 {
     const qc_plan *plan = p->plan;
     const qc_job *odd = NULL, *gone = NULL;
