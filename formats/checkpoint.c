@@ -4,8 +4,14 @@
  *   locate (checkpoint_index.c)  index or single file -> names, all present
  *   open                         every header, every size
  *   merge                        one sorted array of tensors, no name twice
+<<<<<<< HEAD
  *   compare                      warnings where the index has other tensors than the files
  *   side files                   (checkpoint_side.c)
+=======
+ *   compare                      index and files name the same tensors
+ *   side files, config.json      (checkpoint_side.c)
+ *   unwrap                       names without what training put around the modules
+>>>>>>> claims2
  *
  * Names of tensors belong to the checkpoint's arena: headers and index are freed once they are
  * merged and compared. */
@@ -210,6 +216,92 @@ static qc_status check_manifest(const qc_checkpoint *c, const qc_tree_file *tree
     return st;
 }
 
+/* ---- names of wrapped modules ---- */
+
+/* What torch.compile, FSDP and checkpointing of activations put between a module and its name. No
+ * module is called so, and torch (clean_tensor_name in fsdp/_common_utils.py of 2.15) takes them
+ * out wherever they stand. */
+static const char *const wrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.",
+                                       "_checkpoint_wrapped_module."};
+/* What stands before all names of a model that was saved from within DataParallel, peft or a class
+ * of somebody's own. "model." is taken off once where what is behind it begins so, too. */
+static const char *const outsides[] = {"module.", "base_model.model.", "model."};
+
+/* Do the names of all tensors begin so? */
+static int all_begin(const qc_checkpoint_tensor *tensors, size_t count, const char *text)
+{
+    const size_t n = strlen(text);
+    const int doubled = strcmp(text, "model.") == 0;
+    size_t behind = 0;
+    for (size_t i = 0; i < count; i++) {
+        const char *name = tensors[i].name;
+        if (strncmp(name, text, n) != 0)
+            return 0;
+        if (doubled && strncmp(name + n, text, n) == 0)
+            behind++;
+        else if (doubled && strncmp(name + n, "lm_head.", 8) != 0)
+            return 0;
+    }
+    return count > 0 && (!doubled || behind > 0);
+}
+
+/* Takes a wrapper out of a name; returns whether it was there. */
+static int take_out(char *name, const char *wrapper)
+{
+    const size_t n = strlen(wrapper);
+    int found = 0;
+    for (char *at = name; (at = strstr(at, wrapper)) != NULL; found = 1)
+        memmove(at, at + n, strlen(at + n) + 1);
+    return found;
+}
+
+/* Gives the tensors the names that loaders look for. Where two would have one name, or one has none
+ * left, all keep those that they have. */
+static qc_status unwrap(qc_checkpoint *c, qc_error *err)
+{
+    qc_checkpoint_tensor *t = NULL;
+    qc_checkpoint_names taken = {0};
+    int wrapped = 0;
+    for (size_t k = 0; k < sizeof outsides / sizeof *outsides; k++)
+        wrapped |= all_begin(c->tensors, c->tensor_count, outsides[k]);
+    for (size_t i = 0; i < c->tensor_count && !wrapped; i++)
+        for (size_t k = 0; k < sizeof wrappers / sizeof *wrappers; k++)
+            wrapped |= strstr(c->tensors[i].name, wrappers[k]) != NULL;
+    if (!wrapped)
+        return QC_OK;
+    QC_TRY(qc_arena_array(&c->arena, &t, c->tensor_count, err));
+    memcpy(t, c->tensors, c->tensor_count * sizeof *t);
+    for (size_t k = 0; k < sizeof wrappers / sizeof *wrappers; k++) {
+        int found = 0;
+        for (size_t i = 0; i < c->tensor_count; i++) {
+            char *name = NULL;
+            if (!strstr(t[i].name, wrappers[k]))
+                continue;
+            QC_TRY(qc_arena_array(&c->arena, &name, strlen(t[i].name) + 1, err));
+            memcpy(name, t[i].name, strlen(t[i].name) + 1);
+            found |= take_out(name, wrappers[k]);
+            t[i].name = name;
+        }
+        if (found)
+            qc_checkpoint_names_add(&taken, wrappers[k]);
+    }
+    for (size_t k = 0; k < sizeof outsides / sizeof *outsides; k++) {
+        while (all_begin(t, c->tensor_count, outsides[k])) {
+            qc_checkpoint_names_add(&taken, outsides[k]);
+            for (size_t i = 0; i < c->tensor_count; i++)
+                t[i].name += strlen(outsides[k]);
+        }
+    }
+    qsort(t, c->tensor_count, sizeof *t, qc_by_text);
+    if (t->name[0] == '\0' || qc_find_twice(t, c->tensor_count, sizeof *t) > 0)
+        return QC_OK;
+    c->tensors = t;
+    return qc_checkpoint_warn(c, err,
+                              "%s: its names are those of wrapped modules; without %s, as loaders "
+                              "look for them, the first is '%.*s'",
+                              c->path, qc_checkpoint_names_text(&taken), NAME_SHOWN_BYTES, t->name);
+}
+
 /* ---- opening ---- */
 
 /* index_arena is for the index, which nobody needs after this. chosen: its name, or NULL. */
@@ -231,6 +323,10 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
         QC_TRY(qc_checkpoint_check_index(c, &index, err));
     QC_TRY(check_manifest(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_find_side(c, tree, tree_count, err));
+    const char *manifest = QC_MANIFEST_NAME;
+    qc_checkpoint_judge_kind(c);
+    if (!c->is_adapter && !bsearch(&manifest, tree, tree_count, sizeof *tree, qc_by_text))
+        QC_TRY(unwrap(c, err));
     /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
     if (!has_index || !index.has_total_size || twin_bytes != 0 ||
         index.total_size == (double)c->tensor_bytes)
@@ -256,7 +352,9 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
     c->file_count = 1;
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, &twin_bytes, err));
-    return qc_checkpoint_config_beside(c, err);
+    QC_TRY(qc_checkpoint_config_beside(c, err));
+    qc_checkpoint_judge_kind(c);
+    return c->is_adapter ? QC_OK : unwrap(c, err);
 }
 
 qc_status qc_checkpoint_folder_of_index(const char **folder, qc_arena *arena, const char *path,
@@ -300,7 +398,6 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     } else {
         QC_TRY(open_single(c, err));
     }
-    qc_checkpoint_judge_kind(c);
     QC_TRY(merge_meta(c, err));
     for (size_t i = 0; i < c->file_count; i++)
         qc_st_header_forget(&c->files[i].st.header);

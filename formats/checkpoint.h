@@ -98,6 +98,8 @@ struct qc_checkpoint {
     size_t meta_count;
     const char **warnings; /* sentences, e.g. that total_size is wrong or that fields are unknown */
     size_t warning_count;
+    const char *lacks;      /* what it lacks of what config.json asks for, as convert/known/claims.h
+                          found it; NULL: nothing, or nobody has looked */
     size_t adapter_warning; /* 1 + the index of the one of an adapter beside the model; 0: none */
     qc_checkpoint_changes *changes; /* NULL: none */
 };

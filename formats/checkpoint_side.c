@@ -186,9 +186,12 @@ static qc_status side_trouble(const char **what, const qc_checkpoint *c, const q
         return QC_OK;
     qc_file f = QC_FILE_CLOSED;
     const int len = snprintf(path, sizeof path, "%s/%s", c->path, side->path);
-    if (len < 0 || (size_t)len >= sizeof path || qc_file_open_read(&f, path, NULL) != QC_OK)
+    if (len < 0 || (size_t)len >= sizeof path)
         return QC_OK;
-    qc_status st = qc_file_pread(&f, head, n, 0, err);
+    qc_status st = qc_file_open_read(&f, path, err);
+    if (st != QC_OK)
+        return st == QC_ERR_NOMEM ? st : QC_OK;
+    st = qc_file_pread(&f, head, n, 0, err);
     if (st == QC_OK)
         st = qc_file_pread(&f, tail, n, side->bytes - n, err);
     qc_file_discard(&f);

@@ -36,7 +36,7 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The budget: lines of the product, which is the C and CUDA of all layers (CONTRIBUTING.md says when it changes).
-MAX_PRODUCT_LINES = 90310
+MAX_PRODUCT_LINES = 91000
 MAX_ROOM_FILES = 40
 MAX_LINES = 800
 MAX_COLUMNS = 100
@@ -344,7 +344,7 @@ class SelfTest(unittest.TestCase):
                 self.plant(path, "int x;\n" * 7)
             self.assertEqual(lint(self.root), [])
             self.plant("kernels/e.cuh", "int x;\n")
-            self.assertEqual(lint(self.root), ["tests/lint.py: the product has 36 lines, more than MAX_PRODUCT_LINES = 90310: "
+            self.assertEqual(lint(self.root), ["tests/lint.py: the product has 36 lines, more than MAX_PRODUCT_LINES = 35: "
                                                "a feature in, a feature out"])
 
     def test_names(self):

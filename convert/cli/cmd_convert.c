@@ -61,14 +61,16 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
  * Only -v would tell otherwise. */
 static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
 {
+    const char *type = plan->recipe->model_type;
     if (!model->config)
         qc_console_warn(&o->call, "there is no config.json beside the weights, so only weights are "
                                   "written, and transformers cannot load the result");
     else if (!plan->recipe->known_type && !qc_diffusers_class(model))
         qc_console_warn(&o->call,
-                        "model type '%s' is not known, so general rules choose the tensors to "
-                        "quantize; --dry-run shows them",
-                        plan->recipe->model_type);
+                        "%s%s%s, so general rules choose the tensors to quantize; --dry-run shows "
+                        "them",
+                        *type ? "model type '" : "config.json has no model_type", type,
+                        *type ? "' is not known" : "");
 }
 
 /* Some rows are a multiple of 16 long, but no whole number of blocks. For some of their weights
@@ -233,8 +235,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
                       o->model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
-    if (st == QC_OK && !o->convert.incomplete)
-        st = qc_claims_check(model, err);
+    if (st == QC_OK)
+        st = qc_claims_check(model, o->convert.incomplete, err);
     if (st == QC_OK)
         st = qc_experts_arrange(model, &o->convert.plan.recipe, err);
     if (st == QC_OK)

@@ -200,17 +200,17 @@ static void put_engines(const qc_facts *f, qc_strbuf *out)
 
 static qc_status inspect(const qc_options *o, qc_facts *facts, qc_strbuf *out, qc_error *err)
 {
-    for (size_t i = 0; i < facts->model->warning_count; i++)
-        qc_console_warn(&o->call, "%s", facts->model->warnings[i]);
     if (facts->recipe_trouble && o->engines)
         QC_FAIL(err, QC_ERR_INPUT, "--for: %s", facts->recipe_trouble);
+    if (o->engines)
+        QC_TRY(qc_facts_ask_engines(facts, o->engines, err));
+    for (size_t i = 0; i < facts->model->warning_count; i++)
+        qc_console_warn(&o->call, "%s", facts->model->warnings[i]);
     if (facts->recipe_trouble)
         qc_console_warn(&o->call, "the roles of the tensors are not known: %s",
                         facts->recipe_trouble);
     if (facts->manifest_trouble)
         qc_console_warn(&o->call, "%s", facts->manifest_trouble);
-    if (o->engines)
-        QC_TRY(qc_facts_ask_engines(facts, o->engines, err));
     if (o->call.json)
         return qc_inspect_json(facts, out, err);
     put_head(facts, out);

@@ -118,8 +118,8 @@ static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model
 {
     qc_geometry geometry;
     QC_TRY(qc_checkpoint_check_model(model, err));
-    if (has_weights && !o->convert.incomplete)
-        QC_TRY(qc_claims_check(model, err));
+    if (has_weights)
+        QC_TRY(qc_claims_check(model, o->convert.incomplete, err));
     if (o->convert.plan.recipe.to_given || o->convert.plan.recipe.experts != QC_EXPERTS_AS_FOUND)
         QC_TRY(qc_experts_arrange(model, &o->convert.plan.recipe, err));
     else

@@ -7,6 +7,7 @@
 #include "convert/model/geometry.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_rules.h"
+#include "convert/term/size_text.h"
 #include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>
@@ -14,10 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor by its place in the model. Prefixes are the texts of the family's groups, so those that
- * are equal have the same address or the same letters. */
+/* A tensor by its place in the model. */
 typedef struct {
-    const char *prefix, *rest;
+    const char *prefix, *rest; /* the prefix as a group of the family has it */
     uint64_t number;
     const qc_checkpoint_tensor *tensor;
 } place;
@@ -43,67 +43,81 @@ static int by_place(const void *pa, const void *pb)
     return order ? order : strcmp(a->rest, b->rest);
 }
 
-/* Is `model` understood, so that every one of its tensors is known? */
-static int place_of(place *out, const qc_family *f, const qc_checkpoint_tensor *t)
+static const place *find(const place *places, size_t count, const place *wanted)
 {
-    out->tensor = t;
-    out->rest = qc_family_place(f, t->name, &out->prefix, &out->number);
-    return out->rest != NULL;
+    return bsearch(wanted, places, count, sizeof *places, by_place);
 }
 
+/* Sorts the tensors that have a place, and returns how many they are. */
 static size_t places_of(place *out, const qc_family *f, const qc_checkpoint_tensor *tensors,
                         size_t count)
 {
     size_t n = 0;
-    for (size_t i = 0; i < count; i++)
-        n += (size_t)place_of(&out[n], f, &tensors[i]);
+    for (size_t i = 0; i < count; i++) {
+        place *p = &out[n];
+        p->tensor = &tensors[i];
+        p->rest = qc_family_place(f, tensors[i].name, &p->prefix, &p->number);
+        n += p->rest != NULL;
+    }
     qsort(out, n, sizeof *out, by_place);
     return n;
 }
 
-/* Returns the first place of the same layer whose rest begins with `start`, or NULL. */
-static const place *find_start(const place *places, size_t count, const place *of,
-                               const char *start)
+/* Returns the first place of `of`'s layer whose rest begins with `start`, or NULL; or, with p, the
+ * next one behind that. */
+static const place *next_start(const claims *c, const place *of, const char *start, const place *p)
 {
     place wanted = *of;
-    size_t low = 0, high = count;
     wanted.rest = start;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (by_place(&places[middle], &wanted) < 0)
-            low = middle + 1;
+    size_t at = p ? (size_t)(p - c->places) + 1 : 0;
+    for (size_t high = c->count; !p && at < high;) {
+        const size_t middle = at + (high - at) / 2;
+        if (by_place(&c->places[middle], &wanted) < 0)
+            at = middle + 1;
         else
             high = middle;
     }
-    if (low == count || strcmp(places[low].prefix, of->prefix) != 0 ||
-        places[low].number != of->number || strncmp(places[low].rest, start, strlen(start)) != 0)
-        return NULL;
-    return &places[low];
-}
-
-/* Puts the name of the tensor's module in `out`, with a dot behind it. */
-static void module_of(char out[256], const char *rest)
-{
-    const size_t tail = strlen(qc_family_parameter(rest));
-    (void)snprintf(out, 256, "%.*s", (int)(strlen(rest) - tail), rest);
+    p = &c->places[at];
+    return at < c->count && strcmp(p->prefix, of->prefix) == 0 && p->number == of->number &&
+                   strncmp(p->rest, start, strlen(start)) == 0
+               ? p
+               : NULL;
 }
 
 /* Experts lie one by one or in stacks, as loaders and trainers have it. Does the layer have them in
  * the other way than `rest` says? */
-static int has_other_experts(const claims *c, const place *p)
+static int has_other_experts(const claims *c, const place *wanted)
 {
     char start[256];
-    const char *at = strstr(p->rest, "experts.");
-    if (!at || (at > p->rest && at[-1] != '.'))
+    const char *at = strstr(wanted->rest, "experts.");
+    if (!at || (at > wanted->rest && at[-1] != '.'))
         return 0;
-    const int single = at[8] >= '0' && at[8] <= '9';
-    (void)snprintf(start, sizeof start, "%.*s", (int)(at + 8 - p->rest), p->rest);
-    const place *q = find_start(c->places, c->count, p, start);
-    for (; q && q < c->places + c->count && q->number == p->number &&
-           strncmp(q->rest, start, strlen(start)) == 0;
-         q++) {
-        const char first = q->rest[strlen(start)];
-        if (single != (first >= '0' && first <= '9'))
+    const size_t n = (size_t)(at + 8 - wanted->rest);
+    (void)snprintf(start, sizeof start, "%.*s", (int)n, wanted->rest);
+    for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
+        if (qc_is_digit(p->rest[n]) != qc_is_digit(at[8]))
+            return 1;
+    }
+    return 0;
+}
+
+/* Are there tensors under another name that stand for this one? Norms of old have gamma and beta,
+ * a weight that is quantized has codes and scales, and stacks of experts in MXFP4 have blocks. */
+static int has_other_form(const claims *c, const place *wanted)
+{
+    char start[256];
+    const char *parameter = qc_family_parameter(wanted->rest);
+    const int is_weight = strcmp(parameter, "weight") == 0;
+    const size_t n = strlen(wanted->rest) - strlen(parameter);
+    if (n == 0 || n >= sizeof start)
+        return 0;
+    const char *alone = is_weight ? "gamma" : *parameter ? "beta" : "_blocks";
+    (void)snprintf(start, sizeof start, "%.*s", (int)n, wanted->rest);
+    for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
+        const char *name = p->rest + n;
+        const int is_code = !strchr(name, '.') || strncmp(name, "weight.", 7) == 0;
+        if (strcmp(name, alone) == 0 ||
+            (is_weight && is_code && !qc_config_word_in(name, " bias beta ")))
             return 1;
     }
     return 0;
@@ -119,8 +133,7 @@ static int is_optional(const claims *c, const place *p)
     if (strncmp(p->rest, "pooler.", 7) == 0)
         return 1;
     /* A table that head and embedding share may stand under the head's name. */
-    if (!c->wants_head && strstr(p->rest, "embed_tokens.") &&
-        find_start(c->places, c->count, p, "lm_head."))
+    if (!c->wants_head && strstr(p->rest, "embed_tokens.") && next_start(c, p, "lm_head.", NULL))
         return 1;
     const int head =
         strncmp(p->rest, "cls.", 4) == 0 ||
@@ -133,66 +146,36 @@ static int is_float(qc_dtype d)
     return d == QC_DTYPE_F16 || d == QC_DTYPE_BF16 || d == QC_DTYPE_F32 || d == QC_DTYPE_F64;
 }
 
-static void shape_text(char *out, size_t room, const qc_checkpoint_tensor *t)
+static int have_same_shape(const qc_checkpoint_tensor *a, const qc_checkpoint_tensor *b)
 {
-    size_t len = (size_t)snprintf(out, room, "[");
-    for (unsigned i = 0; i < t->ndim && len < room; i++)
-        len += (size_t)snprintf(out + len, room - len, "%s%" PRIu64, i ? ", " : "", t->dims[i]);
-    if (len < room)
-        (void)snprintf(out + len, room - len, "]");
+    return a->ndim == b->ndim && memcmp(a->dims, b->dims, a->ndim * sizeof *a->dims) == 0;
 }
 
 /* Looks for one tensor that config.json asks for. */
 static void look_for(claims *c, const place *wanted)
 {
-    char module[256];
-    const place *found = bsearch(wanted, c->places, c->count, sizeof *c->places, by_place);
-    const qc_checkpoint_tensor *w = wanted->tensor;
-    if (found) {
-        const qc_checkpoint_tensor *t = found->tensor;
-        if (is_float(t->dtype) &&
-            (t->ndim != w->ndim || memcmp(t->dims, w->dims, t->ndim * sizeof *t->dims) != 0)) {
-            if (c->misshapen++ == 0) {
-                char has[80], wants[80];
-                shape_text(has, sizeof has, t);
-                shape_text(wants, sizeof wants, w);
-                (void)snprintf(c->shapes, sizeof c->shapes, "'%.60s' is %s and not %s", t->name,
-                               has, wants);
-            }
-        }
-        return;
-    }
-    /* Norms of old are called gamma and beta, and a weight that is quantized has other tensors. */
-    module_of(module, wanted->rest);
-    const char *parameter = qc_family_parameter(wanted->rest);
-    place other = *wanted;
-    char old[256];
-    (void)snprintf(old, sizeof old, "%.240s%s", module,
-                   strcmp(parameter, "weight") == 0 ? "gamma" : "beta");
-    other.rest = old;
-    if (bsearch(&other, c->places, c->count, sizeof *c->places, by_place))
-        return;
-    if (strcmp(parameter, "weight") == 0 && module[0]) {
-        const size_t n = strlen(module);
-        const place *q = find_start(c->places, c->count, wanted, module);
-        for (; q && q < c->places + c->count && strncmp(q->rest, module, n) == 0; q++)
-            if (strcmp(q->rest + n, "bias") != 0 && !strchr(q->rest + n, '.'))
-                return;
-    }
-    if (!is_optional(c, wanted) && !has_other_experts(c, wanted))
+    const place *found = find(c->places, c->count, wanted);
+    const qc_checkpoint_tensor *w = wanted->tensor, *t = found ? found->tensor : NULL;
+    if (!found && !has_other_form(c, wanted) && !is_optional(c, wanted) &&
+        !has_other_experts(c, wanted))
         qc_checkpoint_names_add(&c->missing, w->name);
+    if (!found || !is_float(t->dtype) || have_same_shape(t, w) || c->misshapen++ > 0)
+        return;
+    char has[QC_SHAPE_TEXT_BYTES], wants[QC_SHAPE_TEXT_BYTES];
+    (void)snprintf(c->shapes, sizeof c->shapes, "'%.60s' is %.80s and not %.80s", t->name,
+                   qc_text_shape(has, t->dims, t->ndim), qc_text_shape(wants, w->dims, w->ndim));
 }
 
-/* Counts what nothing asks for beside the tensors of towers, whose variants are many, buffers, scales of weights that are quantized, heads and
- * layers that predict further tokens. */
+/* Counts what nothing asks for. Of towers there are many variants, and buffers, heads, scales of
+ * quantized weights and layers that predict further tokens need not be asked for. */
 static void look_at_surplus(claims *c, const place *wanted, size_t count)
 {
     for (size_t i = 0; i < c->count; i++) {
         char module[256];
         qc_tensor_class class;
         const place *p = &c->places[i];
-        if (p->prefix[0] != '%' || bsearch(p, wanted, count, sizeof *wanted, by_place) ||
-            is_optional(c, p) || strstr(p->rest, "experts."))
+        if (p->prefix[0] != '%' || find(wanted, count, p) || is_optional(c, p) ||
+            strstr(p->rest, "experts."))
             continue;
         if (qc_family_classify(c->family, p->tensor->name, &class) &&
             (class.role == QC_ROLE_HEAD || class.role == QC_ROLE_STATE ||
@@ -200,34 +183,26 @@ static void look_at_surplus(claims *c, const place *wanted, size_t count)
             continue;
         /* "x.weight.absmax", "x.qweight", "x.weight_scale", "x.gamma" belong to a module x. */
         const char *cut = strstr(p->rest, ".weight");
-        const size_t len =
-            cut ? (size_t)(cut - p->rest)
-                : (size_t)(strrchr(p->rest, '.') ? strrchr(p->rest, '.') - p->rest : 0);
+        cut = cut ? cut : strrchr(p->rest, '.');
+        const size_t len = cut ? (size_t)(cut - p->rest) : 0;
         (void)snprintf(module, sizeof module, "%.*s.weight", (int)len, p->rest);
         place of = *p;
         of.rest = module;
-        if (len > 0 && !qc_ends_with(p->rest, ".bias") &&
-            bsearch(&of, wanted, count, sizeof *wanted, by_place))
-            continue;
-        qc_checkpoint_names_add(&c->surplus, p->tensor->name);
+        if (len == 0 || qc_ends_with(p->rest, ".bias") || !find(wanted, count, &of))
+            qc_checkpoint_names_add(&c->surplus, p->tensor->name);
     }
 }
 
 /* ---- what usually happened ---- */
 
-/* Reads "-00001-of-00002." in the names of the files. */
-static void count_shards(const qc_checkpoint *m, uint64_t *here, uint64_t *all)
+/* Reads "-00001-of-00002." in the name of the file, where it is one: no index says more. Returns the
+ * number of all, or 1. */
+static unsigned long long count_shards(const qc_checkpoint *m)
 {
-    *here = *all = 0;
-    for (size_t i = 0; i < m->file_count; i++) {
-        const char *of = strstr(m->files[i].name, "-of-");
-        char *end = NULL;
-        const unsigned long long n = of ? strtoull(of + 4, &end, 10) : 0;
-        if (!of || end == of + 4 || *end != '.' || n > 1000000)
-            continue;
-        *all = n > *all ? n : *all;
-        ++*here;
-    }
+    const char *of = m->file_count == 1 ? strstr(m->files[0].name, "-of-") : NULL;
+    char *end = NULL;
+    const unsigned long long n = of ? strtoull(of + 4, &end, 10) : 1;
+    return of && end > of + 4 && *end == '.' && n > 0 && n <= 1000000 ? n : 1;
 }
 
 static int any_name_has(const qc_checkpoint *m, const char *text)
@@ -238,26 +213,17 @@ static int any_name_has(const qc_checkpoint *m, const char *text)
     return 0;
 }
 
-/* what: the first half of the sentence. */
-static qc_status refuse(const qc_checkpoint *m, const char *what, int none_fits, qc_error *err)
+/* Says what usually happened to a checkpoint that lacks something, and what to do. */
+static const char *remedy_for(const qc_checkpoint *m, int lacks_all)
 {
-    uint64_t here = 0, all = 0;
-    char why[160] = "download the checkpoint again, or correct config.json";
-    count_shards(m, &here, &all);
-    if (here > 0 && here < all)
-        (void)snprintf(why, sizeof why, "download the files that are missing, too");
-    else if (any_name_has(m, ".base_layer.") && any_name_has(m, ".lora_A"))
-        (void)snprintf(why, sizeof why,
-                       "an adapter lies in it that is not merged: merge it with peft's "
-                       "merge_and_unload, or give the base model and --lora");
-    else if (any_name_has(m, "_fsdp_wrapped_module.") || any_name_has(m, "_orig_mod."))
-        (void)snprintf(why, sizeof why,
-                       "its names are those of wrapped modules: save it with save_pretrained");
-    else if (none_fits)
-        (void)snprintf(why, sizeof why,
-                       "its names are another library's: take the checkpoint for transformers");
-    QC_FAIL(err, QC_ERR_INPUT, "%s: %s; %s; --incomplete converts what is there", m->path, what,
-            why);
+    if (count_shards(m) > 1)
+        return "download the files that are missing, too";
+    if (any_name_has(m, ".base_layer.") && any_name_has(m, ".lora_A"))
+        return "an adapter lies in it that is not merged: merge it with peft's merge_and_unload, "
+               "or give the base model and --lora";
+    if (lacks_all)
+        return "its names are another library's: take the checkpoint for transformers";
+    return "download the checkpoint again, or correct config.json";
 }
 
 /* ---- layers of a type that no family knows ---- */
@@ -303,7 +269,7 @@ static int layer_of(layer *out, const char *name)
 /* The longest list of layers has as many as config.json says, and numbers have no gaps. Other lists
  * may: of nn.Sequential, the modules without weights are missing. Where two are the longest, both
  * may have a count of their own. */
-static qc_status check_layers(const qc_checkpoint *m, qc_arena *arena, qc_error *err)
+static qc_status check_layers(qc_checkpoint *m, qc_arena *arena, qc_error *err)
 {
     qc_geometry g;
     layer *all = NULL;
@@ -334,11 +300,69 @@ static qc_status check_layers(const qc_checkpoint *m, qc_arena *arena, qc_error 
     }
     if (!longest || several || most >= g.layer_count)
         return QC_OK;
-    char what[256];
-    (void)snprintf(what, sizeof what,
-                   "config.json asks for %" PRIu32 " layers, and '%.*s' has %" PRIu64,
-                   g.layer_count, (int)longest->len, longest->name, most);
-    return refuse(m, what, 0, err);
+    return qc_arena_printf(&m->arena, &m->lacks, err,
+                           "config.json asks for %" PRIu32 " layers, and '%.*s' has %" PRIu64,
+                           g.layer_count, (int)longest->len, longest->name, most);
+}
+
+/* ---- a head that is tied and differs ---- */
+
+/* Compares 64 pieces of 4 KB, so that it takes no time for gigabytes: what was trained apart
+ * differs everywhere. */
+static qc_status compare(int *differ, const qc_checkpoint *m, const qc_checkpoint_tensor *a,
+                         const qc_checkpoint_tensor *b, qc_error *err)
+{
+    enum { PIECES = 64, PIECE = 4096 };
+    unsigned char x[PIECE], y[PIECE];
+    qc_st_cursor *cursor = NULL;
+    *differ = !have_same_shape(a, b);
+    QC_TRY(qc_st_cursor_create(&cursor, err));
+    qc_status st = QC_OK;
+    for (uint64_t i = 0; i < PIECES && !*differ && st == QC_OK; i++) {
+        const size_t n = a->bytes < PIECE ? (size_t)a->bytes : PIECE;
+        const uint64_t at = (a->bytes - n) / (PIECES - 1) * i;
+        st = qc_checkpoint_read(m, cursor, a, at, x, n, err);
+        if (st == QC_OK)
+            st = qc_checkpoint_read(m, cursor, b, at, y, n, err);
+        *differ = st == QC_OK && memcmp(x, y, n) != 0;
+    }
+    qc_st_cursor_destroy(cursor);
+    return st;
+}
+
+/* Warns of a head that is not the embeddings which it is tied to. transformers 5.24 (tie_weights)
+ * ties two that are both there only if they are equal; 4.57.6 does as text_config says, which has a
+ * default of its class; vLLM 0.32.0 leaves the head out. */
+static qc_status check_head(qc_checkpoint *m, const qc_config *c, const qc_family *f, qc_error *err)
+{
+    static const char flag[] = "tie_word_embeddings";
+    const qc_checkpoint_tensor *head = NULL, *table = NULL;
+    const qc_json_node *own = qc_config_field(c->root, flag);
+    const int is_said = qc_config_text_field(c, flag) != NULL;
+    size_t heads = 0, tables = 0;
+    int differ = 0;
+    if (!qc_config_flag(c, flag, qc_family_is(f, "TIED")) || !qc_json_bool_or(own, 1))
+        return QC_OK;
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = &m->tensors[i];
+        if (qc_ends_with(t->name, "lm_head.weight") && ++heads > 0)
+            head = t;
+        if (qc_ends_with(t->name, "embed_tokens.weight") && ++tables > 0)
+            table = t;
+    }
+    if (heads != 1 || tables != 1 || head->dtype != table->dtype || !is_float(head->dtype))
+        return QC_OK;
+    QC_TRY(compare(&differ, m, head, table, err));
+    if (!differ)
+        return QC_OK;
+    return qc_checkpoint_warn(
+        m, err,
+        "'%s' is not '%s', although config.json ties them (%s%s): transformers 5 takes the head, "
+        "transformers 4 and vLLM take the embeddings for it; set tie_word_embeddings to false%s if "
+        "the head is meant, or leave it out of the file",
+        head->name, table->name, is_said && !own ? "text_config." : "",
+        is_said ? "tie_word_embeddings is true" : "tie_word_embeddings is true by default",
+        c->text != c->root ? " in config.json and in its text_config" : " in config.json");
 }
 
 /* Reads from config.json whether the class has a head that makes tokens and is not tied. */
@@ -356,66 +380,42 @@ static int wants_head(const qc_json_node *root)
            strstr(kind, "ForPreTraining");
 }
 
-static qc_status check(qc_checkpoint *model, qc_arena *arena, qc_error *err)
+/* Compares the tensors of a type that is known. */
+static qc_status check_tensors(claims *c, qc_checkpoint *model, const qc_model_tensors *tensors,
+                               qc_arena *arena, int *lacks_all, qc_error *err)
 {
-    qc_model_tensors tensors;
-    claims c = {.model = model, .family = qc_family_of(model)};
-    uint64_t here = 0, all = 0;
-    if (!model->config || model->is_adapter)
-        return QC_OK;
-    count_shards(model, &here, &all);
-    if (here > 0 && here < all) {
-        char what[96];
-        (void)snprintf(what, sizeof what,
-                       "the names of its files say that %" PRIu64 " of %" PRIu64 " %s here", here,
-                       all, qc_are(here));
-        return refuse(model, what, 0, err);
-    }
-    if (qc_model_tensors_make(&tensors, arena, model->config, NULL) != QC_OK)
-        return check_layers(model, arena, err);
-    qc_config config;
-    qc_config_open(&config, model->config);
-    QC_TRY(qc_config_read(&c.layers, &config, "num_hidden_layers n_layer", QC_CONFIG_MAX_LAYERS, 0,
-                          err));
-    c.wants_head = wants_head(config.root);
     place *wanted = NULL;
-    QC_TRY(qc_arena_array(arena, &wanted, tensors.count, err));
-    QC_TRY(qc_arena_array(arena, &c.places, model->tensor_count, err));
-    c.count = places_of(c.places, c.family, model->tensors, model->tensor_count);
-    const size_t count = places_of(wanted, c.family, tensors.rows, tensors.count);
+    QC_TRY(qc_arena_array(arena, &wanted, tensors->count, err));
+    QC_TRY(qc_arena_array(arena, &c->places, model->tensor_count, err));
+    c->count = places_of(c->places, c->family, model->tensors, model->tensor_count);
+    const size_t count = places_of(wanted, c->family, tensors->rows, tensors->count);
     for (size_t i = 0; i < count; i++)
-        look_for(&c, &wanted[i]);
-    if (c.missing.count > 0) {
-        char what[400];
-        (void)snprintf(
-            what, sizeof what, "%zu of %zu tensors that config.json asks for %s missing: %s",
-            c.missing.count, count, qc_are(c.missing.count), qc_checkpoint_names_text(&c.missing));
-        return refuse(model, what, c.missing.count == count, err);
-    }
-    if (c.misshapen > 0) {
-        char what[400];
-        (void)snprintf(what, sizeof what,
-                       "%zu of %zu tensors %s another shape than config.json asks for: %s",
-                       c.misshapen, count, c.misshapen == 1 ? "has" : "have", c.shapes);
-        return refuse(model, what, 0, err);
-    }
-    look_at_surplus(&c, wanted, count);
-    if (c.surplus.count > 0)
-        QC_TRY(qc_checkpoint_warn(model, err, "%s: %zu tensor%s more than config.json asks for: %s",
-                                  model->path, c.surplus.count, qc_plural(c.surplus.count),
-                                  qc_checkpoint_names_text(&c.surplus)));
-    return QC_OK;
+        look_for(c, &wanted[i]);
+    *lacks_all = c->missing.count == count;
+    if (c->missing.count > 0)
+        return qc_arena_printf(&model->arena, &model->lacks, err,
+                               "%zu of %zu tensors that config.json asks for %s missing: %s",
+                               c->missing.count, count, qc_are(c->missing.count),
+                               qc_checkpoint_names_text(&c->missing));
+    if (c->misshapen > 0)
+        return qc_arena_printf(&model->arena, &model->lacks, err,
+                               "%zu of %zu tensors %s another shape than config.json asks for: %s",
+                               c->misshapen, count, c->misshapen == 1 ? "has" : "have", c->shapes);
+    if (!qc_config_quantization(model->config))
+        look_at_surplus(c, wanted, count);
+    if (c->surplus.count == 0)
+        return QC_OK;
+    return qc_checkpoint_warn(model, err, "%s: %zu tensor%s more than config.json asks for: %s",
+                              model->path, c->surplus.count, qc_plural(c->surplus.count),
+                              qc_checkpoint_names_text(&c->surplus));
 }
 
 /* Tensors that the index lists are in the files, but for those of multi-token prediction, which
  * transformers does not look for. */
-static qc_status check_listed(const qc_checkpoint *m, qc_error *err)
+static qc_status check_listed(qc_checkpoint *m, qc_error *err)
 {
     qc_checkpoint_names lost = {0};
-    char what[320];
     uint64_t layers = UINT64_MAX;
-    if (m->lost_count == 0)
-        return QC_OK;
     if (qc_json_as_u64(qc_config_get(m, "num_hidden_layers"), "", &layers, NULL) != QC_OK)
         layers = UINT64_MAX;
     for (size_t i = 0; i < m->lost_count; i++)
@@ -423,18 +423,44 @@ static qc_status check_listed(const qc_checkpoint *m, qc_error *err)
             qc_checkpoint_names_add(&lost, m->lost[i]);
     if (lost.count == 0)
         return QC_OK;
-    (void)snprintf(what, sizeof what, "%zu tensor%s of the index %s in no file: %s", lost.count,
-                   qc_plural(lost.count), qc_are(lost.count), qc_checkpoint_names_text(&lost));
-    return refuse(m, what, 0, err);
+    return qc_arena_printf(&m->arena, &m->lacks, err, "%zu tensor%s of the index %s in no file: %s",
+                           lost.count, qc_plural(lost.count), qc_are(lost.count),
+                           qc_checkpoint_names_text(&lost));
 }
 
-qc_status qc_claims_check(qc_checkpoint *model, qc_error *err)
+static qc_status check(qc_checkpoint *model, qc_arena *arena, int *lacks_all, qc_error *err)
+{
+    qc_model_tensors tensors;
+    qc_config config;
+    claims c = {.model = model, .family = qc_family_of(model)};
+    qc_config_open(&config, model->config);
+    c.wants_head = wants_head(config.root);
+    if (count_shards(model) > 1)
+        return qc_arena_printf(&model->arena, &model->lacks, err,
+                               "the name of its file says that it is one of %llu",
+                               count_shards(model));
+    QC_TRY(check_head(model, &config, c.family, err));
+    if (qc_model_tensors_make(&tensors, arena, model->config, 1, NULL) != QC_OK)
+        return check_layers(model, arena, err);
+    QC_TRY(qc_config_read(&c.layers, &config, "num_hidden_layers n_layer", QC_CONFIG_MAX_LAYERS, 0,
+                          err));
+    return check_tensors(&c, model, &tensors, arena, lacks_all, err);
+}
+
+qc_status qc_claims_check(qc_checkpoint *model, int incomplete, qc_error *err)
 {
     qc_arena arena;
+    int lacks_all = 0;
+    if (!model->config || model->is_adapter)
+        return QC_OK;
     qc_arena_init(&arena);
-    qc_status st = check_listed(model, err);
-    if (st == QC_OK)
-        st = check(model, &arena, err);
+    qc_status st = check(model, &arena, &lacks_all, err);
+    if (st == QC_OK && !model->lacks)
+        st = check_listed(model, err);
     qc_arena_deinit(&arena);
-    return st;
+    QC_TRY(st);
+    if (!model->lacks || incomplete)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT, "%s: %s; %s; --incomplete converts what is there", model->path,
+            model->lacks, remedy_for(model, lacks_all));
 }

@@ -237,7 +237,7 @@ static qc_status open_config(qc_checkpoint **out, const char *path, const char *
                       "expected the configuration of a model, with a model_type or architectures, "
                       "found JSON with neither");
     if (st == QC_OK)
-        st = qc_model_tensors_make(&tensors, &arena, config, err);
+        st = qc_model_tensors_make(&tensors, &arena, config, 0, err);
     if (st != QC_OK)
         qc_error_prefix(err, "%s", path);
     else

@@ -184,7 +184,7 @@ static qc_status make_group(maker *m, const qc_family_group *group, qc_error *er
 /* ---- the model ---- */
 
 /* Reads quantization_config, which may be absent, gpt-oss' MXFP4 or DeepSeek's FP8. */
-static qc_status read_quantization(maker *m, qc_error *err)
+static qc_status read_quantization(maker *m, int any_form, qc_error *err)
 {
     const qc_json_node *q = qc_config_field(m->config->root, "quantization_config");
     if (!q)
@@ -201,6 +201,8 @@ static qc_status read_quantization(maker *m, qc_error *err)
         if (m->fp8_block != 0)
             return QC_OK;
     }
+    if (any_form)
+        return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "config.json: the tensors of a %s that is quantized by '%.*s' cannot be worked out; "
             "give the checkpoint itself",
@@ -288,7 +290,7 @@ static qc_status refuse_type(const qc_config *c, qc_error *err)
 }
 
 qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc_json *config,
-                                qc_error *err)
+                                int any_form, qc_error *err)
 {
     qc_geometry g;
     qc_config c;
@@ -322,7 +324,7 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
         .media = g.media_positions,
         .tied = (uint64_t)qc_config_flag(&c, "tie_word_embeddings", qc_family_is(m.family, "TIED")),
     };
-    QC_TRY(read_quantization(&m, err));
+    QC_TRY(read_quantization(&m, any_form, err));
     if (g.layer_count == 0)
         QC_FAIL(
             err, QC_ERR_INPUT,

@@ -13,10 +13,11 @@ typedef struct {
     size_t count;
 } qc_model_tensors;
 
-/* All memory is in the arena. QC_ERR_UNSUPPORTED for a model type, or a way of quantizing, that is
- * not known. QC_ERR_INPUT for a configuration that is impossible, or that has more than
- * QC_MODEL_MAX_TENSORS tensors. Thread-safe. */
+/* All memory is in the arena. QC_ERR_UNSUPPORTED for a model type that is not known, or a way of
+ * quantizing that is neither FP8 nor MXFP4 (unless any_form: the tensors are those of the model
+ * before it was quantized so). QC_ERR_INPUT for a configuration that is impossible, or that has
+ * more than QC_MODEL_MAX_TENSORS tensors. Thread-safe. */
 QC_NODISCARD qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena,
-                                             const qc_json *config, qc_error *err);
+                                             const qc_json *config, int any_form, qc_error *err);
 
 #endif

@@ -10,8 +10,9 @@
  * way, while they are in the cache. */
 qc_digest qc_odd_values_digest(qc_worker *w, qc_unit *u);
 
-/* It stops at the first that is not, so for most weights it takes no time. */
-int qc_odd_values_are_zero(const void *bytes, uint64_t len);
+/* Are all values 0 or -0? It stops soon after the first that is not, so for most weights it takes no
+ * time. */
+int qc_odd_values_are_zero(const void *bytes, uint64_t len, qc_dtype dtype);
 
 typedef struct {
     uint64_t not_finite; /* tensors that have such values and keep them */

@@ -100,8 +100,9 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, qc_error *err)
         } else {
             QC_TRY(qc_job_read_step(w, first, n, w->source, err));
             w->p->ops->cast(w->source, j->dtype, n, out, to, &overflow);
-            if (to == QC_DTYPE_F16 && j->dtype != to && qc_odd_values_are_zero(out, n * each))
-                u->lost |= !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8);
+            if (to == QC_DTYPE_F16 && j->dtype != to && qc_odd_values_are_zero(out, n * each, to))
+                u->lost |=
+                    !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8, j->dtype);
         }
         if (overflow != UINT64_MAX)
             return refuse_cast(w, first + overflow, err);

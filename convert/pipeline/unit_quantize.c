@@ -523,7 +523,7 @@ static qc_status find_lost(qc_worker *w, const unit_range *q, qc_unit *u, qc_err
         const uint64_t n = qc_min_u64(q->end - first, j->step_elems);
         QC_TRY(qc_worker_look_up(w, err));
         QC_TRY(qc_job_read(w, first, n, w->source, err));
-        u->lost = !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8);
+        u->lost = !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8, j->dtype);
     }
     u->zeros = !u->lost;
     return QC_OK;

@@ -250,6 +250,7 @@ static qc_status add_row(qc_refusals *out, const qc_served *s, const refusal_row
 #define ROWS_MOST 32
 #define SPLIT     "leave out --split-fused, or --keep all of them"
 #define AGAIN     "convert again without --split-fused"
+#define WHOLE     "put the model's own files there"
 /* What helps where no option does: the codes are made anew. */
 #define ANEW "decode it with --to bf16, and convert that"
 
@@ -289,8 +290,7 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
          "leave out --requantize, or --experts separate",
          "--to keep --experts separate takes them apart where it can, and --to bf16 always"},
         /* of any form */
-        {ALL, s->has_config ? NULL : "config.json", "needs a %s, which is not there",
-         "put the model's beside the weights", "put the model's beside the weights"},
+        {ALL, s->lacks, "loads nothing here, because %s", WHOLE, WHOLE},
         {OTHERS, s->own_form, "does not load this form (%s), which only qconv reads",
          s->instead ? s->instead : "--to bf16", "turn it back with --to bf16"},
         {OTHERS, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",
@@ -435,6 +435,9 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
             w->elems = qc_sat_mul(coded->dims[0], coded->dims[1]);
             if (!qc_served_set_integers(w, coded))
                 foreign = qc_coding_name(coded->coding);
+        } else if (j->scheme == QC_SCHEME_KEEP && w->is_weight &&
+                   qc_dtype_is_fp8(p->model->tensors[j->source].dtype)) {
+            foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
         }
     }
     *out = (qc_served){.arena = p->arena,
@@ -445,7 +448,7 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
                        .instead = l->instead,
                        .model_type = p->recipe->model_type,
                        .rest = l->rest,
-                       .has_config = l->has_config,
+                       .lacks = l->lacks,
                        .compressed = l->compressed};
     return QC_OK;
 }

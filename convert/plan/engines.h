@@ -57,7 +57,7 @@ typedef struct {
     const char *instead;    /* options that make a form which others load */
     const char *model_type; /* of config.json, or "" */
     const char *rest;       /* as in qc_loaders */
-    int has_config;
+    const char *lacks;      /* as qc_loaders_lack says it */
     int compressed;
     int no_manifest; /* there is no qconv.json, and none will be written */
     uint32_t ranks;  /* the cards of --tp; 0: layers are placed whole */

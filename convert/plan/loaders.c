@@ -1,6 +1,7 @@
 #include "convert/plan/loaders.h"
 
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/term/console.h"
@@ -151,6 +152,19 @@ static const char *class_of(const qc_json_node *config)
     return is_identifier(name) && !qc_json_get(config, "auto_map") ? name : "AutoModel";
 }
 
+const char *qc_loaders_lack(const qc_checkpoint *model)
+{
+    const qc_json_node *config = model->config ? qc_json_root(model->config) : NULL;
+    if (!config)
+        return "there is no config.json";
+    /* transformers 5.24 and 4.57.6 (AutoConfig) find a class for configurations of timm and of
+     * models that bring their own, too. */
+    if (!*qc_config_type(model->config) && !qc_diffusers_class(model) &&
+        !qc_json_get(config, "pretrained_cfg") && !qc_json_get(config, "auto_map"))
+        return "config.json has no model_type";
+    return model->lacks;
+}
+
 qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
 {
     const qc_json_node *config = p->model->config ? qc_json_root(p->model->config) : NULL;
@@ -164,7 +178,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
                                    qc_format_name(qc_schemes[scheme].format)};
         break;
     }
-    out->has_config = config != NULL;
+    out->lacks = qc_loaders_lack(p->model);
     out->compressed = p->options->compress;
     out->placed = p->device_names != NULL;
     for (uint32_t i = 0; i < p->device_count; i++)
@@ -221,7 +235,9 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
     const char *ours = l->qconv_load ? "qconv.load" : "";
     const char *vllm = qc_loaders_need_plugin(l) ? "vLLM with qconv's plug-in" : "";
     const char *between = *ours && *vllm ? ", " : "", *theirs = others(l);
-    if (l->own_form)
+    if (l->lacks)
+        qc_strbuf_putf(text, "nothing, because %s", l->lacks);
+    else if (l->own_form)
         qc_strbuf_putf(text, "%s%s%s%s", ours, between, vllm, *ours || *vllm ? "" : "qconv only");
     else if (!*theirs)
         qc_strbuf_puts(text, *ours ? ours : "qconv only");

@@ -20,11 +20,10 @@ typedef struct qc_loaders {
     const char *own_form; /* only if the form is "own": "nf4+int8", ...; else NULL */
     /* only if the form is "own": options that make a form which transformers loads */
     const char *instead;
-    const char *not5; /* why transformers 5 does not load it, and what helps; else NULL */
-    int import_qconv; /* transformers 5 loads it in a Python that has imported qconv */
-    const char *rest; /* the value of --rest with which transformers 5 can compute; or NULL */
-    /* if 0, nothing but qconv knows the architecture: there is no config.json */
-    int has_config;
+    const char *not5;       /* why transformers 5 does not load it, and what helps; else NULL */
+    int import_qconv;       /* transformers 5 loads it in a Python that has imported qconv */
+    const char *rest;       /* the value of --rest with which transformers 5 can compute; or NULL */
+    const char *lacks;      /* as qc_loaders_lack says it */
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and it places everything on GPUs */
     const char *class_name; /* the library's class: "AutoModelForCausalLM" */
@@ -36,6 +35,9 @@ typedef struct qc_loaders {
     const char *vllm;
 } qc_loaders;
 
+/* Returns why nothing loads a model as its files are, whatever their form: "config.json has no
+ * model_type"; what qc_claims_check found missing; NULL where nothing is known to be. */
+const char *qc_loaders_lack(const qc_checkpoint *model);
 /* The strings live in the plan's arena, or they are constants. */
 QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_error *err);
 /* Sets *not5 as in qc_loaders, for a model with so many quantized weights, and experts among
@@ -43,7 +45,7 @@ QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_er
 QC_NODISCARD qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_type,
                                        uint64_t experts, uint64_t all, qc_error *err);
 /* Appends "transformers 4 and 5 with bitsandbytes, qconv.load, vLLM with qconv's plug-in"; "qconv
- * only". */
+ * only"; "nothing, because config.json has no model_type". */
 void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
 /* Does vLLM need qconv's plug-in for the output? */
 int qc_loaders_need_plugin(const qc_loaders *l);

@@ -98,7 +98,7 @@ enum {
 
 static int loads(const qc_loaders *l)
 {
-    return (l->row.transformers4 || l->row.transformers5 || l->import_qconv) && l->has_config;
+    return (l->row.transformers4 || l->row.transformers5 || l->import_qconv) && !l->lacks;
 }
 
 static void add_command(qc_strbuf *to, const char *program, const char *words, const char *out,
@@ -124,7 +124,7 @@ static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char 
         add_command(&s[SHELL], program, " --to bf16 --compress none ", out, s[PATH].data);
     else if (l->compressed)
         add_command(&s[SHELL], program, " unpack ", out, s[PATH].data);
-    if (l->vllm || qc_loaders_need_plugin(l)) {
+    if (!l->lacks && (l->vllm || qc_loaders_need_plugin(l))) {
         qc_strbuf_puts(&s[SERVE], "vllm serve ");
         shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
         qc_strbuf_putf(&s[SERVE], "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
@@ -191,8 +191,6 @@ static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *
 {
     const int plain = !l->compressed && !l->own_form;
     qc_next_steps_names(l, text);
-    if (!l->has_config)
-        qc_strbuf_puts(text, "transformers needs a config.json, which the source has not.\n");
     if (plain)
         add_commands(text, "In Python:\n", &s[PYTHON]);
     add_commands(text, plain ? "or with qconv's package:\n" : "In Python with qconv's package:\n",
@@ -246,6 +244,7 @@ qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const cha
     qc_json_end(w);
     qc_json_put_bool(w, "diffusers", is_loaded && !transformers);
     qc_json_put_text(w, "with", l->row.with);
+    qc_json_put_text(w, "lacks", l->lacks);
     qc_json_put_bool(w, "qconv", l->qconv_load);
     qc_json_put_bool(w, "vllm_plugin", l->plugin);
     qc_json_put_bool(w, "unpack_first", l->compressed);

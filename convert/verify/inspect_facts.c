@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/known/claims.h"
 #include "convert/term/glob.h"
 
 #include <stdlib.h>
@@ -241,11 +242,12 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
     const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
     qc_served_weight *weights = NULL;
     QC_TRY(qc_arena_array(f->arena, &weights, f->model->tensor_count, err));
+    QC_TRY(qc_claims_check(f->model, 1, err));
     qc_served s = {.arena = f->arena,
                    .model = f->model,
                    .model_type = f->model_type ? f->model_type : "",
                    .skipped = qc_json_get(q, "llm_int8_skip_modules"),
-                   .has_config = config != NULL,
+                   .lacks = qc_loaders_lack(f->model),
                    .no_manifest = !f->manifest,
                    .finished = 1,
                    .weights = weights};
@@ -260,6 +262,8 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
                                .is_stack = tf->scheme && !tf->is_state && tf->ndim == 3,
                                .name = f->model->tensors[i].name,
                                .elems = tf->elems};
+        if (!tf->scheme && !tf->is_state && qc_dtype_is_fp8(f->model->tensors[i].dtype))
+            s.foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
         if (!tf->scheme || tf->is_state)
             continue;
         if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))

@@ -81,6 +81,7 @@ class Source:
         except (ValueError, AttributeError, RecursionError):
             raise InputError("%s: no JSON object" % os.path.join(folder, INDEX)) from None
         there = {n.partition("/")[0] for n in self.files}  # an index may name any number of parts
+        self.missing = [p for p in self.parts if p not in there]
         self.with_weights = [p for p in self.parts if p in there and any(is_weights(n) for n in self.of_part(p))]
 
     def of_part(self, part: str) -> List[str]:
@@ -268,6 +269,9 @@ class Walk:
         self.say("%s is a diffusers pipeline: %s %s converted, everything else (%d file%s) is copied" % (
             source.folder, ", ".join("'%s'" % p for p in parts), "is" if len(parts) == 1 else "are", len(copies) + 1,
             "s" if copies else ""))
+        if source.missing:
+            self.warn("%s names %s, and %s has no such folder: diffusers does not load the pipeline without" % (
+                INDEX, ", ".join("'%s'" % p for p in source.missing[:5]), source.folder))
         if dry:
             for name in parts:
                 self.part(DryRun, name)
@@ -314,6 +318,12 @@ class Walk:
     def say(self, text: str) -> None:
         if self.shown and not {"quiet", "q"} & {t.lstrip("-") for t in self.typed}:
             print("qconv: " + text, file=sys.stderr)
+
+    def warn(self, text: str) -> None:
+        if self.shown:
+            print("qconv: warning: " + text, file=sys.stderr)
+        else:
+            warnings.warn(text, QconvWarning, stacklevel=4)
 
 
 def walk(kind: Type[R], command: str, places: Sequence[Optional[StrPath]], options: Mapping[str, Any],

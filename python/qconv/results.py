@@ -79,12 +79,14 @@ class SchemeTotals(Result):
 
 @dataclass(frozen=True)
 class Loads(Result):
-    """Who reads an output, `qconv` being qconv.load. `command` is a line for a shell that makes plain files; `python`
-    are lines that load them, `load` the same with qconv.load, and `serve` is a line that starts vLLM."""
+    """Who reads an output, `qconv` being qconv.load. `lacks` says why nothing does, whatever its form. `command` is a
+    line for a shell that makes plain files; `python` are lines that load them, `load` the same with qconv.load, and
+    `serve` is a line that starts vLLM."""
     form: str
     transformers: Tuple[int, ...]
     diffusers: bool
     with_: Optional[str]
+    lacks: Optional[str]
     qconv: bool
     vllm_plugin: bool
     unpack_first: bool

@@ -15,6 +15,8 @@ NAMES = ["model.layers.%d.%s.weight" % (i, n) for i in range(4) for n in SHAPES]
 
 
 class AutoFp8(OutputCase):
+    partial = True
+
     def setUp(self):
         super().setUp()
         rng = random.Random(SEED)
@@ -131,6 +133,8 @@ class AutoFp8(OutputCase):
 
 
 class AutoMxfp4(OutputCase):
+    partial = True
+
     """Stacks of experts are chosen for with --requantize only."""
     CONFIG = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64,
               "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -152,7 +156,7 @@ class AutoMxfp4(OutputCase):
         self.m = self.model(self.source, self.CONFIG)
 
     def test_choice(self):
-        common = ["--to", "auto", *ROOM, "--incomplete", self.m]
+        common = ["--to", "auto", *ROOM, self.m]
         forms = set()
         for schemes in ("nf4,16bit", "nf4,int8", "nf4-32,int8,16bit"):
             for kb in range(85, 220, 15):
@@ -183,13 +187,13 @@ class AutoMxfp4(OutputCase):
 
     def test_errors_and_importance(self):
         explained = json.loads(self.ok("plan", "--json", "--explain", "--requantize", "--to", "auto",
-                                       "--vram", "1MB", *ROOM, "--incomplete", self.m))["auto"]
+                                       "--vram", "1MB", *ROOM, self.m))["auto"]
         groups = {g["name"]: g for g in explained["groups"]}
         self.assertEqual(len(groups), 9)
         self.assertEqual(explained["predicted_error"], 0)
         self.assertEqual(groups["layer 1 mlp.experts.gate_up_proj"]["importance"], 2)
         for to in ("nf4", "int8"):
-            self.ok("-q", "--to", to, "--requantize", "--incomplete", self.m, to)
+            self.ok("-q", "--to", to, "--requantize", self.m, to)
             tensors = {t["name"]: t for t in self.json_of(to, "qconv.json")["tensors"]}
             for name in ("gate_up_proj", "down_proj"):
                 want = tensors["model.layers.1.mlp.experts." + name]["rel_mse"]
@@ -198,7 +202,7 @@ class AutoMxfp4(OutputCase):
 
     def test_passed_through(self):
         chosen = json.loads(self.ok("plan", "--json", "--explain", "--to", "auto", "--vram", "1MB",
-                                    *ROOM, "--incomplete", self.m))["auto"]
+                                    *ROOM, self.m))["auto"]
         self.assertEqual(len(chosen["groups"]), 3)
 
 

@@ -116,7 +116,7 @@ class Engines(OutputCase):
         os.remove(self.path("o", "config.json"))
         r = self.run_qconv("inspect", "--for", "transformers", "o")
         self.assertEqual(r.returncode, 4)
-        self.assertIn("needs a config.json", r.stderr.decode())
+        self.assertIn("loads nothing here, because there is no config.json", r.stderr.decode())
 
     def test_loaders_of_qconv(self):
         """They load outputs of qconv only, which "all" knows."""
@@ -296,12 +296,14 @@ class Engines(OutputCase):
 
     def test_plan(self):
         """A plan has no compression; the rest is as convert has it."""
-        self.model(dense(), config=dict(LLAMA, hidden_size=64, num_hidden_layers=1,
-                                        num_attention_heads=2, num_key_value_heads=2,
-                                        intermediate_size=64, vocab_size=8))
-        self.ok("plan", "--for", "all", "--vram", "1GB", "--incomplete", "m")
+        whole = dict(dense(), **weights({M + "down_proj": [64, 64], "model.embed_tokens": [8, 64], "lm_head": [8, 64],
+                                         "model.norm": [64], "model.layers.0.input_layernorm": [64],
+                                         "model.layers.0.post_attention_layernorm": [64]}))
+        self.model(whole, config=dict(LLAMA, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
+                                      num_key_value_heads=2, intermediate_size=64, vocab_size=8))
+        self.ok("plan", "--for", "all", "--vram", "1GB", "m")
         self.usage("plan", "--for", "vllm", "--to", "nf4", "--keep", "*q_proj*", "--split-fused", "--vram", "1GB",
-                   "--incomplete", "m", has="leave out --split-fused", command="plan")
+                   "m", has="leave out --split-fused", command="plan")
         self.usage("--to", "nf4", "--for", "ollama", "m", "o", has="--for: expected transformers, vllm, ")
         for engine in ("sglang", "unsloth"):
             self.usage("--to", "nf4", "--for", engine, "m", "o", has="vllm, qconv, vllm-qconv or all, got '%s', which "

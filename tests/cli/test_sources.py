@@ -187,7 +187,7 @@ class Values(Sources):
 
     def test_nothing_left(self):
         name = "model.layers.0.mlp.down_proj.weight"
-        small = {name: ("BF16", [64, 128], bf16(64 * 128, 1e-30))}
+        small = {name: ("BF16", [64, 128], bf16(64 * 128, 1e-30)[:-2] + bf16(1, -1e-30))}
         for to in ("int8", "fp16"):
             warnings, values = self.values(small, "--to", to)
             self.assertIn("nothing is left of 1 weight", warnings)

@@ -54,7 +54,7 @@ int fuzz_one(const uint8_t *data, size_t size)
         FUZZ_CHECK(qc_kv_bytes_per_token(&g, &use) >= qc_kv_bytes_per_token(&g, &longer));
         qc_model_tensors t;
         if (g.layer_count * (16 + 3 * g.experts) <= MOST_TENSORS) {
-            st = qc_model_tensors_make(&t, &arena, doc, &err);
+            st = qc_model_tensors_make(&t, &arena, doc, (int)(size % 2), &err);
             FUZZ_CHECK(st == QC_OK || err.msg[0]);
             if (st == QC_OK)
                 cut(&t, &g, text, size);

@@ -97,6 +97,12 @@ class Convert(Case):
             self.ok("-q", "--to", "nf4", *PLAIN, "m/" + part, "alone-" + part)
             self.assertEqual(tree("alone-" + part), tree("o/" + part))
 
+    def test_a_part_that_is_not_there(self):
+        shutil.rmtree("m/vae")
+        words = "model_index.json names 'vae', and m has no such folder: diffusers does not load the pipeline without"
+        with self.assertWarnsRegex(qconv.QconvWarning, words):
+            qconv.convert("m", "o", to="nf4")
+
     def test_continues(self):
         """Interrupted wherever: OUT is no pipeline to a loader, and the same call goes on."""
         qconv.convert("m", "o", to="nf4")
