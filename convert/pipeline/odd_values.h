@@ -10,8 +10,8 @@
  * way, while they are in the cache. */
 qc_digest qc_odd_values_digest(qc_worker *w, qc_unit *u);
 
-/* Are all values 0 or -0? It stops soon after the first that is not, so for most weights it takes no
- * time. */
+/* Are all values 0 or -0? It stops soon after the first that is not, so it takes no time for most
+ * weights. */
 int qc_odd_values_are_zero(const void *bytes, uint64_t len, qc_dtype dtype);
 
 typedef struct {
