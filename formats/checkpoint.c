@@ -1,11 +1,17 @@
 /* Opening takes these steps, and ends at the first one that finds something wrong:
  *
+ *   config.json                  (checkpoint_side.c)
  *   locate (checkpoint_index.c)  index or single file -> names, all present
  *   open                         every header, every size
  *   merge                        one sorted array of tensors, no name twice
+<<<<<<< HEAD
+ *   compare                      warnings where the index has other tensors than the files
+ *   side files                   (checkpoint_side.c)
+=======
  *   compare                      index and files name the same tensors
  *   side files, config.json      (checkpoint_side.c)
  *   unwrap                       names without what training put around the modules
+>>>>>>> claims2
  *
  * Names of tensors belong to the checkpoint's arena: headers and index are freed once they are
  * merged and compared. */
@@ -87,8 +93,38 @@ static qc_status add_safetensors(qc_checkpoint *c, uint32_t file, qc_error *err)
     return QC_OK;
 }
 
-static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
+/* Of tensors with one name, the one in the last file counts: transformers 5.24 and vLLM 0.32 load
+ * the files by their sorted names, one over the other. (An overlay has some weights anew.) */
+static qc_status drop_twins(qc_checkpoint *c, uint64_t *twin_bytes, qc_error *err)
 {
+    qc_checkpoint_names twins = {0};
+    size_t kept = 0;
+    const char *last = NULL;
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = &c->tensors[i];
+        if (i + 1 == c->tensor_count || strcmp(t->name, t[1].name) != 0) {
+            c->tensors[kept++] = *t;
+            continue;
+        }
+        qc_checkpoint_names_add(&twins, t->name);
+        last = last ? last : c->files[t[1].file].name;
+        *twin_bytes += t->bytes;
+    }
+    c->tensor_count = kept;
+    c->tensor_bytes -= *twin_bytes;
+    if (!twins.count)
+        return QC_OK;
+    return qc_checkpoint_warn(c, err,
+                              "%zu tensor%s %s in two files, of which the last by name counts, as "
+                              "in transformers and vLLM (the first is read from '%.*s'): %s",
+                              twins.count, qc_plural(twins.count), qc_are(twins.count),
+                              NAME_SHOWN_BYTES, last, qc_checkpoint_names_text(&twins));
+}
+
+/* *twin_bytes: of tensors that another file has anew. */
+static qc_status merge_tensors(qc_checkpoint *c, uint64_t *twin_bytes, qc_error *err)
+{
+    *twin_bytes = 0;
     size_t count = 0;
     for (size_t i = 0; i < c->file_count; i++)
         count += c->files[i].tensor_count;
@@ -100,13 +136,7 @@ static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
                     c->path);
     }
     qsort(c->tensors, c->tensor_count, sizeof *c->tensors, compare_tensors);
-    size_t twice = qc_find_twice(c->tensors, c->tensor_count, sizeof *c->tensors);
-    if (!twice)
-        return QC_OK;
-    const qc_checkpoint_tensor *t = &c->tensors[twice];
-    QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in two files, '%.*s' and '%.*s'", c->path,
-            NAME_SHOWN_BYTES, t->name, NAME_SHOWN_BYTES, c->files[t[-1].file].name,
-            NAME_SHOWN_BYTES, c->files[t->file].name);
+    return drop_twins(c, twin_bytes, err);
 }
 
 static int compare_meta(const void *va, const void *vb)
@@ -281,23 +311,25 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     qc_checkpoint_index index = {0};
     qc_tree_file *tree = NULL;
     size_t tree_count = 0;
+    uint64_t twin_bytes = 0;
     int has_index = 0;
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, QC_CHECKPOINT_FILES_MOST, &tree, &tree_count, err));
+    QC_TRY(qc_checkpoint_read_config(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
     QC_TRY(open_files(c, err));
-    QC_TRY(merge_tensors(c, err));
+    QC_TRY(merge_tensors(c, &twin_bytes, err));
     if (has_index)
         QC_TRY(qc_checkpoint_check_index(c, &index, err));
     QC_TRY(check_manifest(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_find_side(c, tree, tree_count, err));
-    QC_TRY(qc_checkpoint_read_config(c, err));
     const char *manifest = QC_MANIFEST_NAME;
     qc_checkpoint_judge_kind(c);
     if (!c->is_adapter && !bsearch(&manifest, tree, tree_count, sizeof *tree, qc_by_text))
         QC_TRY(unwrap(c, err));
     /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
-    if (!has_index || !index.has_total_size || index.total_size == (double)c->tensor_bytes)
+    if (!has_index || !index.has_total_size || twin_bytes != 0 ||
+        index.total_size == (double)c->tensor_bytes)
         return QC_OK;
     return qc_checkpoint_warn(c, err,
                               "%s says total_size %.0f, the tensors have %" PRIu64
@@ -309,6 +341,7 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
 {
     const char *name = qc_last_name(c->path);
     size_t len = strlen(name);
+    uint64_t twin_bytes = 0;
     QC_TRY(qc_arena_alloc(&c->arena, &c->files, 1, sizeof *c->files, err));
     c->files->path = c->path;
     if (qc_ends_with(name, ".zst"))
@@ -318,7 +351,7 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
         return qc_checkpoint_refuse_torch(c->path, NULL, err);
     c->file_count = 1;
     QC_TRY(open_files(c, err));
-    QC_TRY(merge_tensors(c, err));
+    QC_TRY(merge_tensors(c, &twin_bytes, err));
     QC_TRY(qc_checkpoint_config_beside(c, err));
     qc_checkpoint_judge_kind(c);
     return c->is_adapter ? QC_OK : unwrap(c, err);

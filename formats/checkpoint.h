@@ -7,11 +7,13 @@
  * diffusion_pytorch_model.*. Where the user gives the path of an index, it stands for its directory
  * and says which of several variants ("fp16") is meant.
  *
- * The index alone decides, never the names of the shards. original/, metal/, consolidated.* and
+ * The index says which files there are, never the names of the shards, and the files say which
+ * tensors; where several loaders differ, that of transformers is followed, and a warning says so
+ * (checkpoint_index.c). original/, metal/, consolidated.* and
  * pytorch_model*.bin beside safetensors are not read, and alone they are refused: the Python
  * package writes files of torch.save as safetensors. Opening finds everything that is wrong before
- * any work begins: missing or short shards, an index and files that disagree, names that leave the
- * directory, and two tensors with one name.
+ * any work begins: missing or short shards, names that leave the directory, and side files that are
+ * not what their names say.
  *
  * Ownership: everything below belongs to the qc_checkpoint. Thread-safe for reading. */
 #ifndef QC_FORMATS_CHECKPOINT_H
@@ -81,9 +83,12 @@ struct qc_checkpoint {
     qc_checkpoint_tensor *tensors; /* sorted bytewise by name */
     size_t tensor_count;
     uint64_t tensor_bytes; /* all tensors */
-    qc_tree_file *side;    /* sorted; every file of the directory but the weights, the index and
+    const char **lost;     /* names that the index has and no file */
+    size_t lost_count;
+    qc_tree_file *side; /* sorted; every file of the directory but the weights, the index and
                               qconv.json; config.json is among them */
     size_t side_count;
+    size_t side_odd; /* those that loaders read and that are a pointer, a page, empty or cut off */
     const char *side_link; /* the first side file that is a link out of the folder (path_link.h),
                               whose target must not be handed on; NULL if there is none */
     char *config_text;     /* config.json or NULL; NUL-terminated */

@@ -1,7 +1,11 @@
-/* Which files hold the weights, and what the index says about them. STEM is first "model", as in
+/* Which files hold the weights, and what the index says about them: what transformers 5.24 would
+ * load (_get_resolved_checkpoint_files and _load_pretrained_model in modeling_utils.py), with a
+ * warning where vLLM 0.32 (model_loader/weight_utils.py) takes others. STEM is first "model", as in
  * transformers, then "diffusion_pytorch_model", as in diffusers:
  *
- *   STEM.safetensors.index.json        the index decides; shard names are never interpreted
+ *   transformers_weights of config.json, a file or an index
+ *   else model.safetensors[.zst], unless an index beside it lists that file, too
+ *   else STEM.safetensors.index.json   it says which files; shard names are never interpreted
  *   else STEM.safetensors[.zst]
  *   else exactly one *.safetensors[.zst] or STEM.safetensors.index.VARIANT.json in the directory
  *   else an adapter's *.safetensors
@@ -12,6 +16,7 @@
 #include "formats/checkpoint_internal.h"
 
 #include "base/text.h"
+#include "formats/foreign_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -155,12 +160,12 @@ static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
     return QC_OK;
 }
 
-static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
-                                 qc_checkpoint_index *index, const char *name, qc_error *err)
+/* Reads the index `name`. Sets c->files and `missing`; the path of a missing file is NULL. */
+static qc_status read_files(qc_checkpoint *c, qc_arena *index_arena, qc_checkpoint_index *index,
+                            const char *name, qc_checkpoint_names *missing, qc_error *err)
 {
     qc_strbuf text;
     const char *path = NULL;
-    qc_checkpoint_names missing = {0};
     qc_status st = QC_OK;
     qc_strbuf_init(&text, INDEX_MAX_BYTES);
     QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
@@ -168,19 +173,27 @@ static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
     st = qc_checkpoint_index_parse(index, index_arena, text.data ? text.data : "", text.len, err);
     index->file_name = name;
     if (st != QC_OK)
-        qc_error_prefix(err, "%s", path);
+        qc_foreign_say(err, "", path, text.data, text.len);
 done:
     qc_strbuf_deinit(&text);
     QC_TRY(st);
     QC_TRY(alloc_files(c, index->file_count, err));
-    const qc_checkpoint_entry *lost = NULL; /* the first tensor of a missing file */
     for (size_t i = 0; i < index->file_count; i++) {
         QC_TRY(find_file(c, &c->files[i], index->files[i], err));
         if (!c->files[i].path)
-            qc_checkpoint_names_add(&missing, index->files[i]);
+            qc_checkpoint_names_add(missing, index->files[i]);
     }
+    return QC_OK;
+}
+
+static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
+                                 qc_checkpoint_index *index, const char *name, qc_error *err)
+{
+    qc_checkpoint_names missing = {0};
+    QC_TRY(read_files(c, index_arena, index, name, &missing, err));
     if (missing.count == 0)
         return QC_OK;
+    const qc_checkpoint_entry *lost = NULL; /* the first tensor of a missing file */
     for (size_t i = 0; i < index->entry_count && !lost; i++)
         lost = c->files[index->entries[i].file].path ? NULL : &index->entries[i];
     QC_FAIL(err, QC_ERR_INPUT,
@@ -351,6 +364,64 @@ qc_status qc_checkpoint_check_single(const char *path, qc_error *err)
     return st;
 }
 
+/* Takes `single`, which lies beside the index `name`. An index that lists it as one of its files
+ * (with more of them beside it) is read instead, since it holds all that is in the file. */
+static qc_status take_single(qc_checkpoint *c, qc_arena *index_arena, qc_checkpoint_index *index,
+                             const char *single, const char *name, int *has_index, qc_error *err)
+{
+    qc_checkpoint_names missing = {0};
+    qc_error why = {0};
+    const qc_status st = read_files(c, index_arena, index, name, &missing, &why);
+    for (size_t i = 0; st == QC_OK && missing.count == 0 && i < index->file_count; i++)
+        *has_index |= strcmp(index->files[i], single) == 0;
+    if (*has_index)
+        return QC_OK;
+    if (st != QC_OK && st != QC_ERR_INPUT) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    QC_TRY(use_file(c, single, err));
+    if (st != QC_OK)
+        return qc_checkpoint_warn(c, err, "'%s' is read, and the index beside it is not: %s",
+                                  single, why.msg);
+    if (missing.count)
+        return qc_checkpoint_warn(
+            c, err,
+            "'%s' is read, as transformers does, and '%s' is left out: %zu of its files "
+            "are missing: %s",
+            single, name, missing.count, qc_checkpoint_names_text(&missing));
+    return qc_checkpoint_warn(
+        c, err,
+        "'%s' is read, as transformers does; vLLM reads the files that '%s' names "
+        "instead, which may hold another model; to convert those, give the index as MODEL",
+        single, name);
+}
+
+/* Takes the file or index that config.json names. */
+static qc_status take_named(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
+                            const char *name, qc_arena *index_arena, qc_checkpoint_index *index,
+                            const char *others, int *has_index, qc_error *err)
+{
+    const char *bad = NULL;
+    *has_index = qc_ends_with(name, ".safetensors.index.json");
+    if (!*has_index)
+        bad = bad_file_name(name);
+    else if (!qc_is_plain_path(name))
+        bad = "it is not a plain path below the directory";
+    if (!bad && !first_of(&name, 1, tree, count))
+        bad = "there is no such file; download it, too";
+    if (bad)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: transformers_weights of config.json is '%.*s': %s", c->path,
+                NAME_SHOWN_BYTES, name, bad);
+    if (others && strcmp(others, name) != 0)
+        QC_TRY(qc_checkpoint_warn(c, err,
+                                  "'%.*s' is read, which config.json has as transformers_weights; "
+                                  "vLLM reads '%s' instead",
+                                  NAME_SHOWN_BYTES, name, others));
+    return *has_index ? locate_by_index(c, index_arena, index, name, err) : use_file(c, name, err);
+}
+
 qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
                                const char *chosen, qc_arena *index_arena,
                                qc_checkpoint_index *index, int *has_index, qc_error *err)
@@ -359,18 +430,26 @@ qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree, size_
                                           QC_CHECKPOINT_DIFFUSERS_STEM ".safetensors.index.json"};
     static const char *const singles[] = {SINGLE_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ST_SUFFIX};
     candidates found;
+    *has_index = 0;
     if (is_pipeline(tree, count))
         return refuse_pipeline(c->path, tree, count, err);
-    *has_index = 1;
     if (chosen && qc_checkpoint_name_is_torch(chosen))
         return fail_without_weights(c, tree, count, err);
     const char *name = chosen ? chosen : first_of(indexes, 2, tree, count);
-    if (name)
+    const char *single = first_of(singles, name ? 1 : 2, tree, count);
+    const qc_json_node *own =
+        c->config && !chosen ? qc_json_get(qc_json_root(c->config), QC_CONFIG_WEIGHTS) : NULL;
+    if (own && qc_json_kind_of(own) == QC_JSON_STRING)
+        return take_named(c, tree, count, qc_json_string_or(own, ""), index_arena, index,
+                          name ? name : single, has_index, err);
+    if (single && name == indexes[0])
+        return take_single(c, index_arena, index, single, name, has_index, err);
+    if (name) {
+        *has_index = 1;
         return locate_by_index(c, index_arena, index, name, err);
-    *has_index = 0;
-    name = first_of(singles, 2, tree, count);
-    if (name)
-        return use_file(c, name, err);
+    }
+    if (single)
+        return use_file(c, single, err);
     QC_TRY(find_candidates(&found, c, tree, count, err));
     *has_index = found.is_index;
     if (found.name && found.is_index)
@@ -387,51 +466,49 @@ qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree, size_
 
 /* ---- index against files ---- */
 
-qc_status qc_checkpoint_check_index(const qc_checkpoint *c, const qc_checkpoint_index *index,
+/* transformers and vLLM load what is in the files that an index names, whatever it says of single
+ * tensors. So the files are believed here, too, and warnings say what the index has otherwise. */
+qc_status qc_checkpoint_check_index(qc_checkpoint *c, const qc_checkpoint_index *index,
                                     qc_error *err)
 {
-    qc_checkpoint_names only_index = {0};
-    qc_checkpoint_names only_files = {0};
+    qc_checkpoint_names lost = {0}, unlisted = {0}, moved = {0};
+    const char *elsewhere = NULL;
     size_t i = 0;
     size_t j = 0;
-    for (;;) {
+    QC_TRY(qc_arena_alloc(&c->arena, &c->lost, index->entry_count, sizeof *c->lost, err));
+    while (i < index->entry_count || j < c->tensor_count) {
         const qc_checkpoint_entry *e = i < index->entry_count ? &index->entries[i] : NULL;
         const qc_checkpoint_tensor *t = j < c->tensor_count ? &c->tensors[j] : NULL;
-        if (!e && !t)
-            break;
-        if (e && (!t || strcmp(e->name, t->name) < 0)) {
-            qc_checkpoint_names_add(&only_index, e->name);
-            i++;
-            continue;
+        const int order = !e ? 1 : !t ? -1 : strcmp(e->name, t->name);
+        if (order < 0) {
+            qc_checkpoint_names_add(&lost, e->name);
+            QC_TRY(qc_arena_strdup(&c->arena, &c->lost[c->lost_count++], e->name, err));
+        } else if (order > 0) {
+            qc_checkpoint_names_add(&unlisted, t->name);
+        } else if (e->file != t->file) {
+            qc_checkpoint_names_add(&moved, t->name);
+            elsewhere = elsewhere ? elsewhere : index->files[e->file];
         }
-        if (!e || strcmp(e->name, t->name) > 0) {
-            qc_checkpoint_names_add(&only_files, t->name);
-            j++;
-            continue;
-        }
-        if (e->file != t->file)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: tensor '%.*s' is in '%.*s', but %s says that it is in '%.*s'", c->path,
-                    NAME_SHOWN_BYTES, e->name, NAME_SHOWN_BYTES, c->files[t->file].name,
-                    index->file_name, NAME_SHOWN_BYTES, index->files[e->file]);
-        i++;
-        j++;
+        i += order <= 0;
+        j += order >= 0;
     }
-    if (only_index.count && only_files.count)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: %zu tensor%s of %s %s in no file (%s), %zu tensor%s of the files %s not in "
-                "it (%s)",
-                c->path, only_index.count, qc_plural(only_index.count), index->file_name,
-                qc_are(only_index.count), qc_checkpoint_names_text(&only_index), only_files.count,
-                qc_plural(only_files.count), qc_are(only_files.count),
-                qc_checkpoint_names_text(&only_files));
-    if (only_index.count)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensor%s of %s %s in no file: %s", c->path,
-                only_index.count, qc_plural(only_index.count), index->file_name,
-                qc_are(only_index.count), qc_checkpoint_names_text(&only_index));
-    if (only_files.count)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensor%s of the files %s not in %s: %s", c->path,
-                only_files.count, qc_plural(only_files.count), qc_are(only_files.count),
-                index->file_name, qc_checkpoint_names_text(&only_files));
+    if (lost.count)
+        QC_TRY(qc_checkpoint_warn(c, err, "%zu tensor%s of %s %s in no file: %s", lost.count,
+                                  qc_plural(lost.count), index->file_name, qc_are(lost.count),
+                                  qc_checkpoint_names_text(&lost)));
+    if (unlisted.count)
+        QC_TRY(qc_checkpoint_warn(c, err,
+                                  "%zu tensor%s of the files %s not in %s, and %s read all the "
+                                  "same, as transformers and vLLM do: %s",
+                                  unlisted.count, qc_plural(unlisted.count), qc_are(unlisted.count),
+                                  index->file_name, qc_are(unlisted.count),
+                                  qc_checkpoint_names_text(&unlisted)));
+    if (moved.count)
+        return qc_checkpoint_warn(c, err,
+                                  "%s says that %zu tensor%s %s in another file than the one that "
+                                  "is read (the first in '%.*s'), and is not believed: %s",
+                                  index->file_name, moved.count, qc_plural(moved.count),
+                                  qc_are(moved.count), NAME_SHOWN_BYTES, elsewhere,
+                                  qc_checkpoint_names_text(&moved));
     return QC_OK;
 }

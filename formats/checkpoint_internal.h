@@ -8,6 +8,7 @@
 #define QC_CHECKPOINT_INDEX_NAME     "model.safetensors.index.json"
 #define QC_CHECKPOINT_STEM           "model" /* how transformers' file names begin */
 #define QC_CHECKPOINT_DIFFUSERS_STEM "diffusion_pytorch_model" /* of diffusers' */
+#define QC_CONFIG_WEIGHTS            "transformers_weights"    /* in config.json: names a file */
 #define QC_CHECKPOINT_PIPELINE_NAME  "model_index.json" /* names diffusers' folders of models */
 #define QC_CHECKPOINT_FILES_MOST     100000u            /* in the folder of a checkpoint */
 
@@ -57,16 +58,17 @@ QC_NODISCARD qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_ar
 
 /* Finds the files of a directory that hold the weights. Sets c->files (name and path; they are not
  * opened yet) and c->file_count. Where there is an index it is read into index_arena and has_index
- * is set. tree: all files of the directory. chosen: the index that the user has named, or NULL. */
+ * is set. c->config may name one of them. tree: all files of the directory. chosen: the index that
+ * the user has named, or NULL. */
 QC_NODISCARD qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree,
                                             size_t tree_count, const char *chosen,
                                             qc_arena *index_arena, qc_checkpoint_index *index,
                                             int *has_index, qc_error *err);
 
-/* Checks that the index and the files name the same tensors in the same files. c->tensors must be
- * sorted. */
-QC_NODISCARD qc_status qc_checkpoint_check_index(const qc_checkpoint *c,
-                                                 const qc_checkpoint_index *index, qc_error *err);
+/* Warns where the index and the files do not name the same tensors in the same files, and sets
+ * c->lost. c->tensors must be sorted. */
+QC_NODISCARD qc_status qc_checkpoint_check_index(qc_checkpoint *c, const qc_checkpoint_index *index,
+                                                 qc_error *err);
 
 /* Sets c->side to the files of the tree that are not weights. Warns of .safetensors files that are
  * neither read nor copied. */
@@ -74,8 +76,9 @@ QC_NODISCARD qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_f
                                                size_t tree_count, qc_error *err);
 /* Sets c->config_text, which it takes from *text, and c->config. */
 QC_NODISCARD qc_status qc_checkpoint_take_config(qc_checkpoint *c, qc_strbuf *text, qc_error *err);
-/* The same with the file, if config.json is among c->side. */
-QC_NODISCARD qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err);
+/* The same with the file, if config.json is in the tree. Call it before qc_checkpoint_locate. */
+QC_NODISCARD qc_status qc_checkpoint_read_config(qc_checkpoint *c, const qc_tree_file *tree,
+                                                 size_t tree_count, qc_error *err);
 /* The same for a checkpoint that is a single file. The config.json beside it is taken as the file's
  * own where a loader would look for the two together, and where the file is the only one of its
  * folder. A warning says what was taken and what was not. */

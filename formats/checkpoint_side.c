@@ -3,11 +3,13 @@
 #include "formats/checkpoint_internal.h"
 
 #include "base/text.h"
+#include "formats/foreign_file.h"
 #include "formats/path_link.h"
 
 #include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -114,6 +116,115 @@ static int is_read(const qc_checkpoint *c, const char *path)
     return 0;
 }
 
+/* Reads the modules.json of sentence-transformers, if there is one. */
+static qc_status read_modules(qc_json **out, qc_checkpoint *c, const qc_tree_file *tree,
+                              size_t tree_count, qc_error *err)
+{
+    const char *name = "modules.json", *path = NULL;
+    *out = NULL;
+    if (!bsearch(&name, tree, tree_count, sizeof *tree, qc_by_text))
+        return QC_OK;
+    QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
+    const qc_status st = qc_json_read_file(out, path, "", CONFIG_MAX_BYTES, err);
+    return st == QC_ERR_INPUT ? QC_OK : st; /* check_side says what it is */
+}
+
+/* Is this the weights of a module that `modules`, the modules.json of sentence-transformers, names?
+ * It loads them from model.safetensors or pytorch_model.bin of the module's folder (2_Dense), and
+ * without them the embeddings are wrong. They are small, and copied. */
+static int is_of_module(const qc_json_node *modules, const char *path)
+{
+    if (!is_safetensors(path) && !has_prefix(qc_last_name(path), "pytorch_model"))
+        return 0;
+    for (const qc_json_node *m = qc_json_first(modules); m; m = qc_json_next(m)) {
+        const char *folder = qc_json_string_or(qc_json_get(m, "path"), "");
+        const size_t n = strlen(folder);
+        if (n > 0 && strncmp(path, folder, n) == 0 && path[n] == '/')
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- side files that are not the file ---- */
+
+/* What loaders read of the side files, by the ends of the names, and whether each of those may be
+ * empty. */
+static const struct {
+    const char *suffix;
+    int may_be_empty;
+} read_files[] = {{".json", 0}, {".jinja", 0}, {".model", 0}, {".tiktoken", 0},
+                  {".txt", 1},  {".py", 1},    {".yaml", 1}};
+
+/* Does a JSON text, of which the first and last bytes are given, end in what closes its
+ * beginning? */
+static int is_cut_off(const char *head, const char *tail, size_t n)
+{
+    static const char blanks[] = " \t\r\n";
+    size_t skip = 0, end = n;
+    while (skip < n && head[skip] && strchr(blanks, head[skip]))
+        skip++;
+    while (end > 0 && tail[end - 1] && strchr(blanks, tail[end - 1]))
+        end--;
+    if (skip == n || (head[skip] != '{' && head[skip] != '['))
+        return 0;
+    return end == 0 || tail[end - 1] != (head[skip] == '{' ? '}' : ']');
+}
+
+/* Sets *what to what the side file is instead, or to NULL. A file that cannot be opened is no
+ * business of this: copying it says so. */
+static qc_status side_trouble(const char **what, const qc_checkpoint *c, const qc_tree_file *side,
+                              qc_error *err)
+{
+    char path[PATH_MAX], head[QC_FOREIGN_HEAD_BYTES], tail[QC_FOREIGN_HEAD_BYTES];
+    const size_t kinds = sizeof read_files / sizeof *read_files;
+    const size_t n = (size_t)(side->bytes < sizeof head ? side->bytes : sizeof head);
+    size_t kind = 0;
+    *what = NULL;
+    while (kind < kinds && !qc_ends_with(side->path, read_files[kind].suffix))
+        kind++;
+    if (kind == kinds || (n == 0 && read_files[kind].may_be_empty))
+        return QC_OK;
+    qc_file f = QC_FILE_CLOSED;
+    const int len = snprintf(path, sizeof path, "%s/%s", c->path, side->path);
+    if (len < 0 || (size_t)len >= sizeof path)
+        return QC_OK;
+    qc_status st = qc_file_open_read(&f, path, err);
+    if (st != QC_OK)
+        return st == QC_ERR_NOMEM ? st : QC_OK;
+    st = qc_file_pread(&f, head, n, 0, err);
+    if (st == QC_OK)
+        st = qc_file_pread(&f, tail, n, side->bytes - n, err);
+    qc_file_discard(&f);
+    QC_TRY(st);
+    *what = qc_foreign_text(head, n);
+    if (!*what && kind == 0 && is_cut_off(head, tail, n))
+        *what = "cut off";
+    return QC_OK;
+}
+
+/* Warns of side files that loaders would stumble over. config.json has been read by now. */
+static qc_status check_side(qc_checkpoint *c, qc_error *err)
+{
+    qc_checkpoint_names odd = {0};
+    const char *what = NULL;
+    for (size_t i = 0; i < c->side_count; i++) {
+        const char *found = NULL;
+        QC_TRY(side_trouble(&found, c, &c->side[i], err));
+        if (!found)
+            continue;
+        qc_checkpoint_names_add(&odd, c->side[i].path);
+        what = what ? what : found;
+    }
+    c->side_odd = odd.count;
+    if (odd.count == 0)
+        return QC_OK;
+    return qc_checkpoint_warn(c, err,
+                              "%zu file%s beside the weights %s not what the name says, and no "
+                              "loader can read %s (the first is %s); download again: %s",
+                              odd.count, qc_plural(odd.count), qc_are(odd.count),
+                              odd.count == 1 ? "it" : "them", what, qc_checkpoint_names_text(&odd));
+}
+
 qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
                                   qc_error *err)
 {
@@ -123,12 +234,16 @@ qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, si
     qc_checkpoint_names left = {0};
     qc_checkpoint_names odd = {0};
     QC_TRY(qc_arena_alloc(&c->arena, &c->side, tree_count, sizeof *c->side, err));
+    qc_json *modules = NULL;
+    QC_TRY(read_modules(&modules, c, tree, tree_count, err));
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
         qc_checkpoint_name n;
         if (is_read(c, path))
             continue;
-        if (is_side_file(path) && !qc_text_is_utf8(path)) {
+        if (modules && is_of_module(qc_json_root(modules), path)) {
+            c->side[c->side_count++] = tree[i];
+        } else if (is_side_file(path) && !qc_text_is_utf8(path)) {
             qc_checkpoint_names_add(&odd, path); /* JSON cannot express such a name */
         } else if (is_side_file(path)) {
             c->side[c->side_count++] = tree[i];
@@ -142,6 +257,8 @@ qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, si
             qc_checkpoint_names_add(&left, path);
         }
     }
+    qc_json_destroy(modules);
+    QC_TRY(check_side(c, err));
     for (size_t i = 0; i < c->side_count && !c->side_link; i++) {
         int leaves = 0;
         QC_TRY(qc_path_leaves(c->path, c->side[i].path, &leaves, err));
@@ -242,18 +359,17 @@ static qc_status read_config(qc_checkpoint *c, const char *folder, qc_error *err
     QC_TRY(qc_path_join(&c->arena, &path, folder, CONFIG_NAME, err));
     qc_status st = qc_file_slurp(path, &text, err);
     if (st == QC_OK && (st = qc_checkpoint_take_config(c, &text, err)) != QC_OK)
-        qc_error_prefix(err, "%s", path);
+        qc_foreign_say(err, "", path, text.data, text.len);
     qc_strbuf_deinit(&text);
     return st;
 }
 
-qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err)
+qc_status qc_checkpoint_read_config(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
+                                    qc_error *err)
 {
-    for (size_t i = 0; i < c->side_count; i++) {
-        if (strcmp(c->side[i].path, CONFIG_NAME) == 0)
-            return read_config(c, c->path, err);
-    }
-    return QC_OK;
+    const char *name = CONFIG_NAME;
+    const int there = bsearch(&name, tree, tree_count, sizeof *tree, qc_by_text) != NULL;
+    return there ? read_config(c, c->path, err) : QC_OK;
 }
 
 qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err)

@@ -18,6 +18,7 @@
 #include "base/arena.h"
 #include "base/text.h"
 #include "formats/file_io.h"
+#include "formats/foreign_file.h"
 
 #include <inttypes.h>
 #include <locale.h>
@@ -459,7 +460,7 @@ qc_status qc_json_read_file(qc_json **out, const char *path, const char *before,
     if (st == QC_OK) {
         st = qc_json_parse(out, text.data ? text.data : "", text.len, 0, err);
         if (st != QC_OK)
-            qc_error_prefix(err, "%s%s", before, path);
+            qc_foreign_say(err, before, path, text.data, text.len);
     }
     qc_strbuf_deinit(&text);
     return st;

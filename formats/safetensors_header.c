@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "formats/foreign_file.h"
 #include "formats/json_strict.h"
 
 #include <inttypes.h>
@@ -24,72 +25,9 @@
 #define HEADER_ALIGN     8u
 #define NAME_SHOWN_BYTES 160 /* of a tensor's name in a message */
 
-static int is_blank(unsigned char c)
-{
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-static int begins_with_letters(const unsigned char *head, size_t len, const char *lower)
-{
-    size_t n = strlen(lower);
-    if (len < n)
-        return 0;
-    for (size_t i = 0; i < n; i++) {
-        unsigned char c = head[i];
-        if (c >= 'A' && c <= 'Z')
-            c = (unsigned char)(c + 32);
-        if (c != (unsigned char)lower[i])
-            return 0;
-    }
-    return 1;
-}
-
-/* Recognises a file that is clearly not safetensors: returns status and words, or QC_OK. Call it
- * only once the length field has turned out wrong, because any eight bytes may be a right one. */
-static qc_status recognise(const unsigned char *head, size_t len, const char **what)
-{
-    static const struct {
-        const char *begin, *what;
-        size_t bytes;
-        qc_status st;
-    } known[] = {
-        {"version https://git-lfs", "a git-lfs pointer, not the file itself (run 'git lfs pull')",
-         23, QC_ERR_INPUT},
-        {"PK\x03\x04", "a zip archive (a PyTorch checkpoint?), not safetensors", 4,
-         QC_ERR_UNSUPPORTED},
-        {"GGUF", "a GGUF file, not safetensors", 4, QC_ERR_UNSUPPORTED},
-        {"\x89HDF", "an HDF5 file, not safetensors", 4, QC_ERR_UNSUPPORTED},
-    };
-    static const char *const pages[] = {"<!doctype", "<html", "<?xml"};
-    size_t skip = 0;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (len >= known[i].bytes && memcmp(head, known[i].begin, known[i].bytes) == 0) {
-            *what = known[i].what;
-            return known[i].st;
-        }
-    if (len >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5) {
-        *what = "a Python pickle (an old PyTorch checkpoint?), not safetensors";
-        return QC_ERR_UNSUPPORTED;
-    }
-    while (skip < len && is_blank(head[skip]))
-        skip++;
-    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
-        if (begins_with_letters(head + skip, len - skip, pages[i])) {
-            *what = "an HTML page, not safetensors (a failed download?)";
-            return QC_ERR_INPUT;
-        }
-    for (size_t i = 0; i < len; i++) {
-        if (!is_blank(head[i]) && (head[i] < 0x20 || head[i] >= 0x7f))
-            return QC_OK;
-    }
-    *what = "text, not safetensors";
-    return QC_ERR_INPUT;
-}
-
 qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64_t file_bytes,
                               uint64_t *n, qc_error *err)
 {
-    const char *what = NULL;
     uint64_t length = 0;
     *n = 0;
     if (file_bytes < 8 || head_len < 8)
@@ -106,9 +44,9 @@ qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64
         *n = length;
         return QC_OK;
     }
-    qc_status st = recognise(head, head_len, &what);
-    if (st != QC_OK)
-        QC_FAIL(err, st, "the file is %s", what);
+    const qc_foreign_kind *kind = qc_foreign_kind_of(head, head_len);
+    if (kind)
+        QC_FAIL(err, kind->st, "the file is %s%s", kind->what, kind->rest);
     if (length > QC_ST_MAX_HEADER_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
                 "the header length is %" PRIu64

@@ -177,15 +177,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_TRY(qc_plan_print(plan, report, err));
         return o->out ? qc_output_preview_room(&part, err) : QC_OK;
     }
-    if (plan->weights_quantized == 0 && qc_to_quantizes(o->convert.plan.recipe.to) &&
-        o->convert.plan.recipe.to != QC_TO_AUTO)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: it has no weight to quantize%s; --dry-run shows what becomes of each tensor, "
-                "and --quantize names others",
-                o->model,
-                o->convert.plan.recipe.format == QC_FORMAT_COMPRESSED_TENSORS
-                    ? " in whole groups, which --block-size 32 makes smaller"
-                    : "");
+    QC_TRY(qc_plan_check_quantizes(plan, o->model, err));
     qc_strbuf device_map;
     qc_strbuf_init(&device_map, SIZE_MAX / 2);
     qc_status st = QC_OK;

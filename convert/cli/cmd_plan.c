@@ -72,6 +72,8 @@ static qc_status plan_and_print(const qc_options *o, qc_arena *arena,
     if (o->convert.plan.recipe.to == QC_TO_AUTO)
         for (unsigned i = 0; i < planned.chosen.note_count; i++)
             qc_console_warn(&o->call, "%s", planned.chosen.notes[i]);
+    if (o->convert.plan.recipe.to_given)
+        QC_TRY(qc_plan_check_quantizes(&planned.plan, o->model, err));
     QC_TRY(qc_planned_model_lay_out(&planned, err));
     qc_model_shape shape;
     qc_model_shape_of(&shape, &planned.plan, subject->geometry);

@@ -5,6 +5,8 @@
 #include "convert/families/family.h"
 #include "convert/known/model_tensors.h"
 #include "convert/model/geometry.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_rules.h"
 #include "convert/term/size_text.h"
 #include "formats/checkpoint_internal.h"
 
@@ -408,6 +410,24 @@ static qc_status check_tensors(claims *c, qc_checkpoint *model, const qc_model_t
                               qc_checkpoint_names_text(&c->surplus));
 }
 
+/* Tensors that the index lists are in the files, but for those of multi-token prediction, which
+ * transformers does not look for. */
+static qc_status check_listed(qc_checkpoint *m, qc_error *err)
+{
+    qc_checkpoint_names lost = {0};
+    uint64_t layers = UINT64_MAX;
+    if (qc_json_as_u64(qc_config_get(m, "num_hidden_layers"), "", &layers, NULL) != QC_OK)
+        layers = UINT64_MAX;
+    for (size_t i = 0; i < m->lost_count; i++)
+        if (!qc_rules_predicts_more(m->lost[i], layers))
+            qc_checkpoint_names_add(&lost, m->lost[i]);
+    if (lost.count == 0)
+        return QC_OK;
+    return qc_arena_printf(&m->arena, &m->lacks, err, "%zu tensor%s of the index %s in no file: %s",
+                           lost.count, qc_plural(lost.count), qc_are(lost.count),
+                           qc_checkpoint_names_text(&lost));
+}
+
 static qc_status check(qc_checkpoint *model, qc_arena *arena, int *lacks_all, qc_error *err)
 {
     qc_model_tensors tensors;
@@ -434,7 +454,9 @@ qc_status qc_claims_check(qc_checkpoint *model, int incomplete, qc_error *err)
     if (!model->config || model->is_adapter)
         return QC_OK;
     qc_arena_init(&arena);
-    const qc_status st = check(model, &arena, &lacks_all, err);
+    qc_status st = check(model, &arena, &lacks_all, err);
+    if (st == QC_OK && !model->lacks)
+        st = check_listed(model, err);
     qc_arena_deinit(&arena);
     QC_TRY(st);
     if (!model->lacks || incomplete)

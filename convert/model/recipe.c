@@ -509,6 +509,8 @@ static qc_status drop_mtp(maker *m, qc_error *err)
         e->why = "--drop-mtp";
         m->out->mtp_dropped = 1;
     }
+    for (size_t i = 0; i < m->model->lost_count && !m->out->mtp_dropped; i++)
+        m->out->mtp_dropped = qc_rules_predicts_more(m->model->lost[i], layers);
     if (!m->out->mtp_dropped)
         QC_FAIL(
             err, QC_ERR_USAGE,

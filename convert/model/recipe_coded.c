@@ -107,6 +107,11 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     uint32_t plain = qc_checkpoint_beside(m, t->name, len, "_scale");
     uint32_t second = qc_checkpoint_beside(m, t->name, len, "_scale_2");
     uint32_t input = qc_checkpoint_beside(m, t->name, stem, "input_scale");
+    /* ComfyUI's older form; like the others, a value is the code times the scale. */
+    if (plain == NO_TENSOR)
+        plain = qc_checkpoint_beside(m, t->name, stem, "scale_weight");
+    if (input == NO_TENSOR)
+        input = qc_checkpoint_beside(m, t->name, stem, "scale_input");
     uint32_t bound = qc_checkpoint_beside(m, t->name, stem, "input_scale_ub");
     if ((inverse != NO_TENSOR) + (plain != NO_TENSOR) + (second != NO_TENSOR) > 1)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -224,6 +229,26 @@ qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error
     return QC_OK;
 }
 
+/* Gives ComfyUI's markers to the weights that they speak of: "M.comfy_quant" is JSON on the form
+ * of M.weight, and "scaled_fp8" says that FP8 weights have scale_weight. ComfyUI would take what is
+ * written instead of the codes for codes. */
+static void own_markers(const finder *f)
+{
+    static const char marker[] = ".comfy_quant", of_all[] = "scaled_fp8";
+    uint32_t last = NO_TENSOR;
+    for (uint32_t i = 0; i < f->model->tensor_count; i++)
+        if (f->set->weights[i] && f->set->weights[i]->coding == QC_CODING_FP8)
+            last = i;
+    for (uint32_t i = 0; i < f->model->tensor_count; i++) {
+        const char *name = f->model->tensors[i].name;
+        uint32_t weight = qc_ends_with(name, of_all) ? last : NO_TENSOR;
+        if (qc_ends_with(name, marker))
+            weight = qc_checkpoint_beside(f->model, name, strlen(name) - strlen(marker), ".weight");
+        if (weight != NO_TENSOR && f->set->weights[weight])
+            f->set->owners[i] = weight;
+    }
+}
+
 qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
                         qc_error *err)
 {
@@ -244,7 +269,9 @@ qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint 
         QC_TRY(add_fp8(&f, i, err));
         QC_TRY(add_mxfp4(&f, i, err));
     }
-    return qc_packed_find(out, arena, model, f.dtype, err);
+    QC_TRY(qc_packed_find(out, arena, model, f.dtype, err));
+    own_markers(&f);
+    return QC_OK;
 }
 
 const char *qc_coding_name(qc_coding coding)

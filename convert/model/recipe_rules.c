@@ -31,7 +31,7 @@ enum {
 /* Lists end with NULL. */
 static const struct {
     unsigned flag;
-    const char *texts[13];
+    const char *texts[16];
 } words[] = {
     {WORD_HEAD, {"lm_head", "lm_heads", "generator_lm_head", "embed_out", "vocab_projector"}},
     {WORD_PREDICTIONS, {"predictions", "entity_predictions"}},
@@ -53,7 +53,8 @@ static const struct {
     {WORD_PACKED, {"qweight", "weight_packed", "q_weight", "trellis"}},
     {WORD_STATE,
      {"SCB", "weight_format", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale",
-      "scales", "qzeros", "g_idx", "weight_shape", "weight_zero_point"}},
+      "scales", "qzeros", "g_idx", "weight_shape", "weight_zero_point", "scale_weight",
+      "scale_input", "comfy_quant", "scaled_fp8"}},
 };
 
 static unsigned word_flag(const char *s, size_t len)

@@ -77,7 +77,10 @@ typedef struct {
     uint8_t kind;     /* a qc_unit_kind; it and the next two are set before the team starts */
     uint8_t kept;     /* an earlier run recorded it */
     uint8_t recorded; /* was kept; if it is made again, it must have the same digests */
-    uint8_t written;  /* set by its worker, or it is kept; read after the team has ended */
+    /* Its worker sets these; they are read after the team has ended. */
+    uint8_t written : 1; /* or it is kept */
+    uint8_t zeros : 1;   /* its source is zeros; what is kept says nothing */
+    uint8_t lost : 1;    /* its content is zeros, though its source is not */
     /* The worker that makes the unit sets these. A digest is zero where there is nothing to hash:
      * `stored` without compression, `source` of what is derived. */
     qc_digest content, stored, source;
@@ -93,7 +96,9 @@ typedef struct {
     uint8_t kept;                  /* an earlier run recorded it as finished */
     uint8_t opened;                /* under finish_lock */
     atomic_int recorded;           /* the journal has it */
-    qc_job_work *work;             /* NULL before and after, and where nothing is computed */
+    uint8_t not_finite;            /* some element that is not quantized, under finish_lock */
+    uint64_t first_not_finite;
+    qc_job_work *work; /* NULL before and after, and where nothing is computed */
     qc_tensor_error error;
     qc_feedback_result outputs; /* errors of a calibrated weight's outputs; else zeros */
 } qc_job_state;

@@ -110,7 +110,7 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
         for (uint32_t i = 0; i < count; i++) {
             qc_unit *u = &p->units[p->first_unit[t] + i];
             u->kept = 0;
-            u->written = 0;
+            u->written = u->zeros = u->lost = 0;
             left += u->kind == QC_UNIT_MAIN;
             derived += u->kind == QC_UNIT_DERIVED;
             p->shards[u->shard].kept = 0;
@@ -120,7 +120,7 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     atomic_store(&s->left, left);
     atomic_store(&s->derived_left, derived);
     atomic_store(&s->recorded, 0);
-    s->kept = s->finished = s->opened = 0;
+    s->kept = s->finished = s->opened = s->not_finite = 0;
 }
 
 qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err)

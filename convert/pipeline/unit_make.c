@@ -4,6 +4,7 @@
  * and is hashed and quantized from there. Only the codes travel on to memory. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/pipeline/odd_values.h"
 #include "convert/pipeline/pipeline_internal.h"
 
 #include <inttypes.h>
@@ -87,6 +88,7 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, qc_error *err)
     const uint64_t each = qc_dtype_bits(to) / 8;
     const uint64_t begin = u->content_offset / each, end = begin + u->content_bytes / each;
     qc_digest_reset(w->hash);
+    u->lost = 0;
     for (uint64_t first = begin; first < end; first += j->step_elems) {
         const uint64_t n = qc_min_u64(end - first, j->step_elems);
         uint64_t overflow = UINT64_MAX;
@@ -98,6 +100,9 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, qc_error *err)
         } else {
             QC_TRY(qc_job_read_step(w, first, n, w->source, err));
             w->p->ops->cast(w->source, j->dtype, n, out, to, &overflow);
+            if (to == QC_DTYPE_F16 && j->dtype != to && qc_odd_values_are_zero(out, n * each, to))
+                u->lost |=
+                    !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8, j->dtype);
         }
         if (overflow != UINT64_MAX)
             return refuse_cast(w, first + overflow, err);
@@ -171,13 +176,11 @@ static qc_status make_turned(qc_worker *w, qc_unit *u, qc_error *err)
 
 /* Reads the unit as it is stored to w->content, which is also what becomes of it where nothing is
  * computed. */
-static qc_status read_plain(qc_worker *w, const qc_unit *u, qc_digest *out, qc_error *err)
+static qc_status read_plain(qc_worker *w, const qc_unit *u, qc_error *err)
 {
     const qc_checkpoint *m = w->p->plan->model;
-    QC_TRY(qc_checkpoint_read(m, w->reader.codes, &m->tensors[w->job->source], u->content_offset,
-                              w->content, u->content_bytes, err));
-    *out = qc_digest_bytes(w->content, u->content_bytes);
-    return QC_OK;
+    return qc_checkpoint_read(m, w->reader.codes, &m->tensors[w->job->source], u->content_offset,
+                              w->content, u->content_bytes, err);
 }
 
 static int is_plain(const qc_job *j)
@@ -190,19 +193,22 @@ qc_status qc_unit_make(qc_worker *w, qc_unit *u, qc_error *err)
     QC_TRY(qc_worker_turn_to(w, w->p->plan->outputs[u->tensor].job, err));
     const qc_job *j = w->job;
     if (is_plain(j)) {
-        QC_TRY(read_plain(w, u, &u->source, err));
-        u->content = u->source;
+        QC_TRY(read_plain(w, u, err));
+        u->content = u->source = qc_odd_values_digest(w, u);
         return QC_OK;
     }
     if (j->form.ops) {
         QC_TRY(open_job(w, err));
         QC_TRY(qc_quantized_make(w, u, err));
-    } else if (j->entry->transpose) {
+        u->content = qc_digest_bytes(w->content, u->content_bytes);
+        return j->shares_source ? hash_share(w, u, &u->source, err) : QC_OK;
+    }
+    if (j->entry->transpose) {
         QC_TRY(make_turned(w, u, err));
     } else {
         QC_TRY(make_cast(w, u, err));
     }
-    u->content = qc_digest_bytes(w->content, u->content_bytes);
+    u->content = qc_odd_values_digest(w, u);
     return j->shares_source ? hash_share(w, u, &u->source, err) : QC_OK;
 }
 
@@ -210,8 +216,11 @@ qc_status qc_unit_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_erro
 {
     QC_TRY(qc_worker_turn_to(w, w->p->plan->outputs[u->tensor].job, err));
     const qc_job *j = w->job;
-    if (is_plain(j))
-        return read_plain(w, u, out, err);
+    if (is_plain(j)) {
+        QC_TRY(read_plain(w, u, err));
+        *out = qc_digest_bytes(w->content, u->content_bytes);
+        return QC_OK;
+    }
     if (j->scheme == QC_SCHEME_DEQUANT || j->shares_source ||
         (j->scheme == QC_SCHEME_CAST && j->entry->transpose))
         return hash_share(w, u, out, err);

@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/pipeline/odd_values.h"
 #include "convert/pipeline/pipeline_internal.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
@@ -508,6 +509,21 @@ static qc_status try_gpu(qc_worker *w, const unit_range *q, int *done, qc_error 
     return st;
 }
 
+/* For a unit whose values are all zeros as they were quantized (in LLM.int8, after float16): are
+ * they so in the source? */
+static qc_status find_lost(qc_worker *w, const unit_range *q, qc_unit *u, qc_error *err)
+{
+    const qc_job *j = w->job;
+    for (uint64_t first = q->begin; first < q->end && !u->lost; first += j->step_elems) {
+        const uint64_t n = qc_min_u64(q->end - first, j->step_elems);
+        QC_TRY(qc_worker_look_up(w, err));
+        QC_TRY(qc_job_read(w, first, n, w->source, err));
+        u->lost = !qc_odd_values_are_zero(w->source, n * qc_dtype_bits(j->dtype) / 8, j->dtype);
+    }
+    u->zeros = !u->lost;
+    return QC_OK;
+}
+
 qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err)
 {
     const qc_job *j = w->job;
@@ -524,5 +540,6 @@ qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err)
         QC_TRY(make_on_cpu(w, &q, err));
     }
     u->source = qc_digest_finish(w->hash);
-    return QC_OK;
+    u->zeros = u->lost = 0;
+    return q.total->sum_xx == 0 ? find_lost(w, &q, u, err) : QC_OK;
 }

@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/term/console.h"
 #include "convert/term/glob.h"
 #include "formats/seekable.h"
 #include "quant/quant_decode.h"
@@ -647,4 +648,61 @@ uint64_t qc_plan_gpu_bytes(const qc_plan *plan)
         if (qc_job_suits_gpu(&plan->jobs[i]))
             bytes += plan->jobs[i].source_bytes;
     return bytes;
+}
+
+/* Linear weights, their elements, and which of those `block` leaves as they are. */
+typedef struct {
+    uint32_t weights, left;
+    uint64_t elems, left_elems;
+} linear_weights;
+
+static linear_weights count_left(const qc_plan *p, uint32_t block)
+{
+    linear_weights n = {0};
+    qc_recipe_options o = p->options->recipe;
+    o.block_elems = block;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        const qc_checkpoint_tensor *t = &p->model->tensors[j->source];
+        if (j->entry->role != QC_ROLE_LINEAR || t->ndim != 2)
+            continue;
+        const int left = !qc_scheme_is_quantized(j->scheme) && qc_scheme_obstacle(&o, t->dims[1]);
+        n.weights++;
+        n.left += (uint32_t)left;
+        n.elems += j->elems;
+        n.left_elems += left ? j->elems : 0;
+    }
+    return n;
+}
+
+qc_status qc_plan_check_quantizes(const qc_plan *p, const char *model, qc_error *err)
+{
+    const qc_recipe_options *o = &p->options->recipe;
+    if (!qc_to_quantizes(o->to) || o->to == QC_TO_AUTO)
+        return QC_OK;
+    if (p->weights_quantized == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: it has no weight to quantize%s; --dry-run shows what becomes of each tensor, "
+                "and --quantize names others",
+                model,
+                o->format == QC_FORMAT_COMPRESSED_TENSORS
+                    ? " in whole groups, which --block-size 32 makes smaller"
+                    : "");
+    const uint32_t block = qc_scheme_block_of_options(o);
+    const linear_weights now = count_left(p, block);
+    if (now.left_elems <= now.elems / 2)
+        return QC_OK;
+    uint32_t smaller = block;
+    while (smaller > 32 && count_left(p, smaller).left_elems > 0)
+        smaller /= 2;
+    const linear_weights then = count_left(p, smaller);
+    char advice[96] = "";
+    if (then.left < now.left)
+        (void)snprintf(advice, sizeof advice, "; --block-size %u quantizes %u of them", smaller,
+                       now.left - then.left);
+    qc_console_warn(p->call,
+                    "%u of %u linear weights stay as they are, because their rows are no whole "
+                    "groups of %u%s",
+                    now.left, now.weights, block, advice);
+    return QC_OK;
 }

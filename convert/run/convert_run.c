@@ -365,7 +365,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     qc_calibration_tell(&c->calibrate, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
-    return QC_OK;
+    return qc_odd_values_tell(&report->values, &c->p, err);
 }
 
 qc_status qc_convert_run(qc_part_run *part, const char *device_map, qc_convert_report *report,

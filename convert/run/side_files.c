@@ -214,18 +214,54 @@ static qc_status set_quantization(qc_strbuf *text, const qc_plan *plan, int only
     return st;
 }
 
+/* Are the weights no longer those that the source's descriptions of a quantization speak of? */
+static int changes_quantization(const qc_plan *plan)
+{
+    const qc_recipe *r = plan->recipe;
+    return plan->weights_quantized > 0 ||
+           ((r->input_is_quantized || r->input_is_coded) && !r->keeps_coded);
+}
+
+/* Files that describe how the source's weights are quantized. vLLM 0.32 takes the first four where
+ * config.json says nothing (get_config_filenames of its quantization methods), SGLang the first and
+ * quant_model_description.json (ModelSlim), TensorRT-LLM the first and quant_cfg.json. quanto,
+ * llm-compressor, Pruna, ExLlamaV2 and Neural Compressor write the others. */
+static const char *const descriptions[] = {
+    "hf_quant_config.json",     "quant_config.json", "quantize_config.json",
+    "quantization_config.json", "quant_cfg.json",    "quant_model_description.json",
+    "quanto_qmap.json",         "recipe.yaml",       "smash_config.json",
+    "measurement.json",         "job_new.json",      "qconfig.json",
+};
+
+static int describes_quantization(const char *path)
+{
+    for (size_t i = 0; i < sizeof descriptions / sizeof *descriptions; i++)
+        if (strcmp(path, descriptions[i]) == 0)
+            return 1;
+    return 0;
+}
+
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     const qc_json_node *root = qc_json_root(m->config);
+    const qc_json_node *text_config = qc_json_get(root, "text_config");
+    const int changes = changes_quantization(plan);
     QC_TRY(qc_strbuf_add(out, m->config_text, m->config_len, err));
     if (plan->weights_quantized > 0)
         QC_TRY(set_quantization(out, plan, 0, err));
-    else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
-             !plan->recipe->keeps_coded)
+    else if (changes)
         QC_TRY(qc_json_splice(out, NULL, QUANTIZATION, NULL, err));
     else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to))
         QC_TRY(set_quantization(out, plan, 1, err));
+    /* Engines read these, too: the first as older compressed-tensors wrote it. */
+    if (changes && qc_json_get(root, "compression_config"))
+        QC_TRY(qc_json_splice(out, NULL, "compression_config", NULL, err));
+    if (changes && qc_json_get(text_config, QUANTIZATION))
+        QC_TRY(qc_json_splice(out, "text_config", QUANTIZATION, NULL, err));
+    /* The file that it names is not in the output. transformers leaves it out when it saves. */
+    if (qc_json_get(root, "transformers_weights"))
+        QC_TRY(qc_json_splice(out, NULL, "transformers_weights", NULL, err));
     /* The dtype that every floating tensor was asked to have. */
     const qc_recipe_options *o = &plan->options->recipe;
     const char *dtype = o->to == QC_TO_BF16 || (o->to != QC_TO_FP16 && o->rest == QC_REST_BF16)
@@ -338,7 +374,10 @@ qc_status qc_side_files_list(qc_side_file **files, size_t *count, const qc_plan 
     qc_side_file *list = NULL;
     size_t n = 0;
     QC_TRY(qc_arena_alloc(plan->arena, &list, m->side_count + 3, sizeof *list, err));
+    const int changes = changes_quantization(plan);
     for (size_t i = 0; i < m->side_count; i++) {
+        if (changes && describes_quantization(m->side[i].path))
+            continue; /* it speaks of other weights */
         if (!m->config || strcmp(m->side[i].path, QC_CONFIG_NAME) != 0)
             list[n++] = (qc_side_file){m->side[i].path, QC_SIDE_COPY};
     }

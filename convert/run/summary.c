@@ -320,6 +320,11 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         qc_json_put_double(&w, "max_err", r->worst_max_err);
         qc_json_end(&w);
     }
+    qc_json_begin_object(&w, "values");
+    qc_json_put_u64(&w, "not_finite", r->values.not_finite);
+    qc_json_put_u64(&w, "vanished", r->values.vanished);
+    qc_json_put_u64(&w, "half_zero", r->values.half_zero);
+    qc_json_end(&w);
     if (qc_json_begin_object_if(&w, "continued", r->found.continued)) {
         qc_json_put_u64(&w, "tensors_kept", r->found.jobs_kept);
         qc_json_put_u64(&w, "tensors_redone", r->found.jobs_redone);

@@ -189,6 +189,7 @@ class Conversion(Result):
     schemes: Dict[str, SchemeTotals]
     calibration: Optional[Json]
     worst: Optional[Json]
+    values: Json
     continued: Optional[Json]
     seconds: float
     threads: int

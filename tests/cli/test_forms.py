@@ -262,7 +262,7 @@ class Fp8(Forms):
         codes = tensors[Q]
         self.model_of({Q: codes, Q + "_scale": ("F32", [136, 4], bytes(2176))})
         self.fails(3, "--to", "nf4", "m", "o", has=[Q + "_scale", "one for each"])
-        self.model({Q: codes, L + "self_attn.q_proj.scale_weight": ("F32", [1], bytes(4))})
+        self.model({Q: codes, L + "self_attn.q_proj.other_scale": ("F32", [1], bytes(4))})
         self.fails(3, "--to", "nf4", "m", "o", has=[Q, "no weight_scale_inv or weight_scale"])
 
 

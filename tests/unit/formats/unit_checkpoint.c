@@ -195,7 +195,7 @@ TEST(prefers_plain_over_compressed)
 TEST(ignores_what_lies_beside)
 {
     make_sharded("");
-    fx_put_tensors(dir, "model.safetensors", "stale", 8);
+    fx_put_tensors(dir, "stale.safetensors", "stale", 8);
     fx_put_tensors(dir, "model-00001-of-00009.safetensors", "stale", 8);
     fx_put_tensors(dir, "original/model.safetensors", "a", 8);
     fx_put_tensors(dir, "metal/model.safetensors", "a", 8);
@@ -252,7 +252,7 @@ TEST(ignores_what_lies_beside)
     expect_warning(c, "2 Python pickles are not copied: 'sub/states.pkl', 'training_args.bin'");
     expect_warning(c, "4 .safetensors files are not part of the model: "
                       "'2_Dense/model.safetensors', 'consolidated.safetensors', "
-                      "'model-00001-of-00009.safetensors', 'model.safetensors'");
+                      "'model-00001-of-00009.safetensors', 'stale.safetensors'");
     qc_checkpoint_close(c);
 }
 
@@ -304,7 +304,9 @@ static const struct {
     const char *index;
     const char *message;
 } bad_indexes[] = {
-    {"", AT "JSON byte 0: expected a JSON value, found the end of the text"},
+    {"", AT "the file is empty; download it again"},
+    {"version https://git-lfs.github.com/spec/v1\n", AT
+     "the file is a git-lfs pointer, not the file itself (run 'git lfs pull'); download it again"},
     {"{", AT "JSON byte 1: expected a key in quotes, found the end of the text"},
     {"[]", AT "text is of kind array; expected an object"},
     {"{}", AT "weight_map is missing; expected an object"},
@@ -352,13 +354,6 @@ static const struct {
      " names are missing: '1.safetensors', '2.safetensors', '3.safetensors', '4.safetensors', "
      "'5.safetensors' and 2 more; the first missing tensor is 'b'; download them, "
      "too"},
-    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"x.safetensors\",\"c\":\"x.safetensors\"}}",
-     "%s: 1 tensor of " INDEX_NAME " is in no file: 'c'"},
-    {"{\"weight_map\":{\"b\":\"x.safetensors\"}}",
-     "%s: 1 tensor of the files is not in " INDEX_NAME ": 'a'"},
-    {"{\"weight_map\":{\"b\":\"x.safetensors\",\"z\":\"x.safetensors\",\"0\":\"x.safetensors\"}}",
-     "%s: 2 tensors of " INDEX_NAME
-     " are in no file ('0', 'z'), 1 tensor of the files is not in it ('a')"},
 };
 
 TEST(refuses_bad_indexes)
@@ -371,20 +366,93 @@ TEST(refuses_bad_indexes)
     }
 }
 
-TEST(refuses_tensors_in_the_wrong_place)
+/* What transformers and vLLM load: all that is in the files that the index names, the last file by
+ * name over the others. */
+TEST(believes_the_files)
+{
+#define A "\"a\":\"m-00000-of-00002.safetensors\","
+#define B "\"b\":\"m-00001-of-00002.safetensors\","
+#define C "\"c\":\"m-00001-of-00002.safetensors\""
+    static const struct {
+        const char *map, *second, *warning;
+        size_t lost;
+    } cases[] = {
+        {A "\"b\":\"m-00000-of-00002.safetensors\"," C ",\"z\":\"m-00001-of-00002.safetensors\"",
+         "c d", "1 tensor of " INDEX_NAME " is in no file: 'z'", 1},
+        {A C, "c d",
+         "2 tensors of the files are not in " INDEX_NAME
+         ", and are read all the same, as transformers and vLLM do: 'b', 'd'",
+         0},
+        {A B C ",\"d\":\"m-00001-of-00002.safetensors\"", "c d",
+         INDEX_NAME
+         " says that 1 tensor is in another file than the one that is read (the first in "
+         "'m-00001-of-00002.safetensors'), and is not believed: 'b'",
+         0},
+        {A B C ",\"d\":\"m-00001-of-00002.safetensors\"", "b c d",
+         "1 tensor is in two files, of which the last by name counts, as in transformers and vLLM "
+         "(the first is read from 'm-00001-of-00002.safetensors'): 'b'",
+         0},
+    };
+#undef A
+#undef B
+#undef C
+    make_sharded("");
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char index[1000];
+        (void)snprintf(index, sizeof index, "{\"weight_map\":{%s}}", cases[i].map);
+        fx_puts(dir, INDEX_NAME, index);
+        fx_put_tensors(dir, "m-00001-of-00002.safetensors", cases[i].second, 40);
+        qc_checkpoint *c = open_dir();
+        expect_warning(c, cases[i].warning);
+        assert_true(c->tensor_count == 4 && c->tensor_bytes == 160);
+        assert_true(c->lost_count == cases[i].lost);
+        const uint32_t file = qc_checkpoint_find(c, "b")->file;
+        assert_string_equal(c->files[file].name, i == 3 ? "m-00001-of-00002.safetensors"
+                                                        : "m-00000-of-00002.safetensors");
+        qc_checkpoint_close(c);
+    }
+}
+
+/* Which files: as transformers, with a word on vLLM. */
+TEST(takes_the_file_that_transformers_loads)
 {
     make_sharded("");
-    fx_puts(dir, INDEX_NAME,
-            "{\"weight_map\":{\"a\":\"m-00000-of-00002.safetensors\",\"b\":"
-            "\"m-00001-of-00002.safetensors\",\"c\":\"m-00001-of-00002.safetensors\",\"d\":"
-            "\"m-00001-of-00002.safetensors\"}}");
-    expect_failure(QC_ERR_INPUT,
-                   "%s: tensor 'b' is in 'm-00000-of-00002.safetensors', but " INDEX_NAME
-                   " says that it is in 'm-00001-of-00002.safetensors'");
-    fx_puts(dir, INDEX_NAME, GOOD_INDEX);
-    fx_put_tensors(dir, "m-00001-of-00002.safetensors", "c b d", 40);
-    expect_failure(QC_ERR_INPUT, "%s: tensor 'b' is in two files, 'm-00000-of-00002.safetensors' "
-                                 "and 'm-00001-of-00002.safetensors'");
+    fx_put_tensors(dir, "model.safetensors", "x", 8);
+    qc_checkpoint *c = open_dir();
+    assert_string_equal(c->files[0].name, "model.safetensors");
+    expect_warning(c, "'model.safetensors' is read, as transformers does; vLLM reads the files "
+                      "that '" INDEX_NAME "' names instead");
+    qc_checkpoint_close(c);
+    fx_puts(dir, "config.json", "{\"transformers_weights\":\"" INDEX_NAME "\"}");
+    c = open_dir();
+    assert_true(c->file_count == 2);
+    qc_checkpoint_close(c);
+    fx_puts(dir, "config.json", "{\"transformers_weights\":\"m-00000-of-00002.safetensors\"}");
+    c = open_dir();
+    assert_string_equal(c->files[0].name, "m-00000-of-00002.safetensors");
+    expect_warning(c, "'m-00000-of-00002.safetensors' is read, which config.json has as "
+                      "transformers_weights; vLLM reads '" INDEX_NAME "' instead");
+    qc_checkpoint_close(c);
+    fx_puts(dir, "config.json", "{\"transformers_weights\":\"gone.safetensors\"}");
+    expect_failure(QC_ERR_INPUT, "%s: transformers_weights of config.json is 'gone.safetensors': "
+                                 "there is no such file; download it, too");
+    /* An index that was left behind, of other files or of none, and one that lists this, too. */
+    fx_puts(dir, "config.json", "{}");
+    fx_puts(dir, INDEX_NAME, "{\"weight_map\":{\"x\":\"gone.safetensors\"}}");
+    c = open_dir();
+    expect_warning(c, "'model.safetensors' is read, as transformers does, and '" INDEX_NAME
+                      "' is left out: 1 of its files are missing: 'gone.safetensors'");
+    qc_checkpoint_close(c);
+    fx_puts(dir, INDEX_NAME, "");
+    c = open_dir();
+    expect_warning(c, "the file is empty; download it again");
+    qc_checkpoint_close(c);
+    fx_puts(
+        dir, INDEX_NAME,
+        "{\"weight_map\":{\"x\":\"model.safetensors\",\"a\":\"m-00000-of-00002.safetensors\"}}");
+    c = open_dir();
+    assert_true(c->file_count == 2);
+    qc_checkpoint_close(c);
 }
 
 TEST(refuses_short_and_foreign_shards)
@@ -524,7 +592,8 @@ static const struct {
     const char *config;
     const char *message;
 } bad_configs[] = {
-    {"", "%s/config.json: JSON byte 0: expected a JSON value, found the end of the text"},
+    {"", "%s/config.json: the file is empty; download it again"},
+    {"<!DOCTYPE html>\n", "%s/config.json: the file is an HTML page; download it again"},
     {"[]", "%s/config.json: text is of kind array; expected an object"},
     {"{\"a\":1,}", "%s/config.json: JSON byte 7: expected a key in quotes, found '}'"},
 };
@@ -656,11 +725,11 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     qc_alloc_fail_at(fail_at, 0);
     qc_status st = qc_checkpoint_index_parse(&index, &c.arena, text, sizeof text - 1, NULL);
     if (st == QC_OK)
+        st = qc_checkpoint_read_config(&c, tree, tree_count, NULL);
+    if (st == QC_OK)
         st = qc_checkpoint_locate(&c, tree, tree_count, NULL, &c.arena, &index, &has_index, NULL);
     if (st == QC_OK)
         st = qc_checkpoint_find_side(&c, tree, tree_count, NULL);
-    if (st == QC_OK)
-        st = qc_checkpoint_read_config(&c, NULL);
     qc_alloc_fail_at(0, 0);
     qc_json_destroy(c.config);
     free(c.config_text);
