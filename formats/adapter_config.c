@@ -23,8 +23,8 @@ static const char *const foreign_kinds[] = {"use_qalora",
                                             "megatron_config",
                                             "monteclora_config",
                                             NULL};
-/* The members that do not change what is merged, or are read below. Source: LoraConfig and its bases
- * in peft 0.21.2, and what earlier versions wrote. */
+/* The members that do not change what is merged, or are read below. Source: LoraConfig and its
+ * bases in peft 0.21.2, and what earlier versions wrote. */
 static const char plain_members[] =
     " alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying "
     "eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights layers_pattern "
