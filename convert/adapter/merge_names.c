@@ -24,8 +24,11 @@ static const char *inner_name(const char *name)
     static const char *const outer[] = {"model.", "language_model.", "text_model.", "thinker.",
                                         "transformer."};
     for (size_t i = 0; i < sizeof outer / sizeof *outer; i++) {
-        if (strncmp(name, outer[i], strlen(outer[i])) == 0)
-            return inner_name(name + strlen(outer[i]));
+        const size_t n = strlen(outer[i]);
+        if (strncmp(name, outer[i], n) == 0) {
+            name += n;
+            i = (size_t)-1; /* from the beginning */
+        }
     }
     return name;
 }
