@@ -71,6 +71,8 @@ static void place(lines *l, const char *config)
                                     NULL) != QC_OK)
         return;
     l->adapter.path = "a";
+    l->adapter.wholes = l->wholes;
+    l->adapter.modules = l->modules;
     l->adapter.weights = &mine;
     const size_t before = c->tensor_count;
     qc_status st = qc_merge_names_make(&names, c, &attached, 1, &err);

@@ -10,6 +10,8 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
+import qconv
+
 transformers.utils.logging.set_verbosity_error()
 SOME = ["q_proj", "v_proj", "down_proj"]
 KINDS = {
@@ -41,7 +43,7 @@ KINDS.update({name: dict(r=4, lora_alpha=9, **given) for name, (_, given) in TIE
 def load(dtype, tied=False):
     if tied:
         torch.manual_seed(4)
-        config = transformers.LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=160,
+        config = transformers.LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=256,
                                           num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
         return transformers.LlamaForCausalLM(config).to(dtype)
     return transformers.AutoModelForCausalLM.from_pretrained(s.model_path("kjv-llama"), dtype=dtype)
@@ -135,6 +137,9 @@ class Merge(unittest.TestCase):
                 self.assertEqual(set(want) - set(ours), {"lm_head.weight"} if tied else set())
                 for name, got in ours.items():
                     self.assertTrue(torch.equal(got, want[name].float()), name)
+                given = dict(text=s.ROOT / "CONTRIBUTING.md", context=64, max_tokens=128)
+                self.assertEqual(qconv.evaluate(plain, lora=paths, **given).perplexity,
+                                 qconv.evaluate(s.SCRATCH / "lora-out", **given).perplexity)
                 loaded = transformers.AutoModelForCausalLM.from_pretrained(s.SCRATCH / "lora-out").state_dict()
                 self.assertTrue(torch.equal(loaded["lm_head.weight"], want["lm_head.weight"].float()))
 
