@@ -84,8 +84,13 @@ static qc_status add_step(const attaching *a, qc_merge *m, const qc_merge_step *
     qc_merge_step *s = NULL, **at = &m->steps;
     QC_TRY(qc_arena_array(&a->c->arena, &s, 1, err));
     *s = *step;
-    while (*at)
-        at = &(*at)->next;
+    for (; *at; at = &(*at)->next) {
+        if (step->kind == QC_STEP_LOW_RANK && (*at)->kind == step->kind &&
+            (*at)->adapter == step->adapter && (*at)->module->embedding == step->module->embedding)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: modules '%s' and '%s' are both '%s' of %s",
+                    step->adapter->path, (*at)->module->module, step->module->module,
+                    m->change.stored.name, a->c->path);
+    }
     if (a->heads && step->kind == QC_STEP_WHOLE && m->steps && m->steps->adapter == step->adapter) {
         m->steps->whole = step->whole; /* peft copies both to the same place, the head later */
         return QC_OK;
@@ -231,20 +236,19 @@ static qc_status products_are_zero(const qc_adapter *a, qc_st_cursor *cursor, in
 {
     unsigned char part[4096];
     *zero = 1;
-    for (size_t i = 0; i < a->module_count && *zero; i++) {
-        const uint32_t pair[] = {a->modules[i].b, a->modules[i].a};
-        int some_zero = 0;
-        for (unsigned k = 0; k < 2 && !some_zero; k++) {
-            const qc_checkpoint_tensor *t = &a->weights->tensors[pair[k]];
-            some_zero = 1;
-            for (uint64_t at = 0; at < t->bytes && some_zero; at += sizeof part) {
-                size_t n = (size_t)qc_min_u64(sizeof part, t->bytes - at);
-                QC_TRY(qc_checkpoint_read(a->weights, cursor, t, at, part, n, err));
-                for (size_t b = 0; b < n; b++)
-                    some_zero &= part[b] == 0;
-            }
+    for (size_t i = 0; i < 2 * a->module_count && *zero; i++) {
+        const qc_adapter_module *m = &a->modules[i / 2];
+        const qc_checkpoint_tensor *t = &a->weights->tensors[i % 2 ? m->a : m->b];
+        for (uint64_t at = 0; at < t->bytes && *zero; at += sizeof part) {
+            size_t n = (size_t)qc_min_u64(sizeof part, t->bytes - at);
+            QC_TRY(qc_checkpoint_read(a->weights, cursor, t, at, part, n, err));
+            for (size_t b = 0; b < n; b++)
+                *zero &= part[b] == 0;
         }
-        *zero = some_zero;
+        if (i % 2 == 0 && *zero)
+            i++; /* the other matrix does not matter */
+        else if (i % 2 == 0)
+            *zero = 1; /* then perhaps the other one is */
     }
     return QC_OK;
 }

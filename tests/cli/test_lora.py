@@ -274,6 +274,8 @@ class Names(LoraCase):
         self.fails(3, "-q", "--to", "keep", "--lora", "b", "two", "o2", has="and no name is quite its own")
         self.assert_nothing("o2")
         self.convert("--to", "keep", "--lora", "a", "two", "o3")  # this name is
+        self.adapter({**self.want, **{n.replace("model.layers", "layers"): x for n, x in self.want.items()}}, "b")
+        self.fails(3, "-q", "--to", "keep", "--lora", "b", "m", "o2", has="are both '%s.weight' of m" % Q)
 
     def test_own_name_of_the_adapter(self):
         """lora_A.default.weight, as in the state of a whole PeftModel, with what the model has by itself."""
@@ -353,9 +355,11 @@ class Effect(LoraCase):
         self.base()
         good = pair(self.rng, Q)
         zero = {n: ("F32", s, bytes(4 * mk.numel(s))) if "lora_B" in n else x for n, x in good.items() for s in [x[1]]}
+        other = {n: ("F32", x[1], bytes(len(x[2]))) if "lora_A" in n else x for n, x in good.items()}
         bias = {**zero, P + Q + ".bias": tensor(self.rng, [48])}
         for tensors, config, said in (
-                (zero, {}, "every product of its matrices is zero"), (good, {"lora_alpha": 0}, "lora_alpha is 0"),
+                (zero, {}, "every product of its matrices is zero"), (other, {}, "every product"),
+                ({**zero, **pair(self.rng, DOWN)}, {}, None), (good, {"lora_alpha": 0}, "lora_alpha is 0"),
                 (good, {"new_of_2027": {"kind": 1}, "lora": 1}, "adapter_config.json has 'new_of_2027', 'lora', which"),
                 (good, {"new_of_2027": None, "lora_dropout": 0.1, "eva_config": {"rho": 2}, "": []}, None),
                 (bias, {"bias": "lora_only"}, None)):
