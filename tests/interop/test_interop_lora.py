@@ -159,10 +159,10 @@ class Merge(unittest.TestCase):
                 base = model()
                 base.save_pretrained(plain := s.SCRATCH / f"lora-{name}")
                 trained = get_peft_model(base, LoraConfig(r=4, lora_alpha=9, target_modules=[
-                    "q_proj", "down_proj", "qkv", "fc1"]))
+                    "q_proj", "down_proj", "qkv", "fc1"], modules_to_save=["lm_head"]))  # which Gemma ties
                 for n, p in trained.named_parameters():
-                    if "lora_B" in n:
-                        p.data = 0.05 * torch.randn(p.shape)
+                    if "lora_B" in n or "modules_to_save" in n:
+                        p.data.copy_(0.05 * torch.randn(p.shape))
                 trained.save_pretrained(path := s.SCRATCH / f"lora-of-{name}")
                 want = trained.double().merge_and_unload()
                 self.convert(plain, [path], "--to", "keep")
