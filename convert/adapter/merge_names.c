@@ -110,13 +110,14 @@ static qc_status find_tie(tie *t, qc_checkpoint *c, qc_error *err)
                            qc_type_hidden_head(config.model_type)));
     for (uint32_t i = 0; i < c->tensor_count; i++) {
         const char *inner = inner_name(c->tensors[i].name);
-        if (strcmp(inner, t->head) == 0)
+        if (strcmp(inner, t->head) == 0) {
             t->head_at = i;
-        else if (c->tensors[i].ndim == 2 && is_table(inner) && t->table_at == UINT32_MAX)
+        } else if (c->tensors[i].ndim == 2 && is_table(inner) &&
+                   (!t->table || strlen(inner) < strlen(t->table))) { /* not those of a tower */
             t->table_at = i;
+            t->table = inner;
+        }
     }
-    if (t->table_at != UINT32_MAX)
-        t->table = inner_name(c->tensors[t->table_at].name);
     return QC_OK;
 }
 

@@ -293,7 +293,7 @@ class Tied(LoraCase):
     """Embeddings and head that are one tensor; that peft merges so: tests/interop/test_interop_lora.py."""
 
     def tied(self, prefix="", **config):
-        self.base("F32")
+        self.base("F32", extra={"audio_tower.embed_tokens.weight": tensor(self.rng, [8, 8])})
         del self.tensors[HEAD + ".weight"]
         self.model({prefix + n: t for n, t in self.tensors.items()},
                    config={"model_type": "llama", "tie_word_embeddings": True, **config})
