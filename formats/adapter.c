@@ -14,25 +14,26 @@
 
 typedef enum { A, B, MAGNITUDE, BIAS, KIND_COUNT } tensor_kind;
 
+/* A tensor is called M + part, then perhaps the adapter's name, then tail. */
 typedef struct {
-    const char *tail;
+    const char *part, *tail;
     tensor_kind kind;
     int embedding;
-} tail_row;
+} part_row;
 
-static const tail_row tails[] = {
-    {".lora_A.weight", A, 0},
-    {".lora_B.weight", B, 0},
-    {".lora_embedding_A", A, 1},
-    {".lora_embedding_B", B, 1},
-    {".lora_B.bias", BIAS, 0},
-    {".lora_magnitude_vector", MAGNITUDE, 0},
-    {".lora_magnitude_vector.weight", MAGNITUDE, 0},
+static const part_row part_rows[] = {
+    {".lora_A", ".weight", A, 0},
+    {".lora_B", ".weight", B, 0},
+    {".lora_embedding_A", "", A, 1},
+    {".lora_embedding_B", "", B, 1},
+    {".lora_B", ".bias", BIAS, 0},
+    {".lora_magnitude_vector", ".weight", MAGNITUDE, 0},
+    {".lora_magnitude_vector", "", MAGNITUDE, 0},
 };
 
-/* Names of wrappers that older versions leave in the names of whole tensors. */
-static const char *const wrappers[] = {".base_layer.", ".original_module.",
-                                       ".modules_to_save.default.", ".modules_to_save."};
+/* Names of wrappers in the names of whole tensors. */
+#define SAVED ".modules_to_save."
+static const char *const wrappers[] = {".base_layer.", SAVED "default.", SAVED};
 
 const char *qc_adapter_tensor_name(const qc_adapter *a, uint32_t tensor)
 {
@@ -47,11 +48,25 @@ static const char *bare(const char *name)
 
 /* ---- sorting the tensors ---- */
 
-static qc_status add_whole(qc_adapter *a, uint32_t i, qc_error *err)
+/* Is a tensor of modules_to_save? As in peft, an entry is the end of a module's name. */
+static int is_saved(const qc_adapter_config *c, const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    size_t len = dot ? (size_t)(dot - name) : 0;
+    for (size_t i = 0; i < c->saved_count; i++) {
+        size_t n = strlen(c->saved[i]);
+        if (n <= len && memcmp(name + len - n, c->saved[i], n) == 0)
+            return 1;
+    }
+    return strstr(name, SAVED) != NULL;
+}
+
+static qc_status add_whole(qc_adapter *a, const qc_adapter_config *c, uint32_t i, qc_error *err)
 {
     const char *name = bare(qc_adapter_tensor_name(a, i));
     qc_adapter_whole *w = &a->wholes[a->whole_count++];
     w->tensor = i;
+    w->saved = is_saved(c, name);
     for (size_t k = 0; k < sizeof wrappers / sizeof *wrappers; k++) {
         const char *at = strstr(name, wrappers[k]);
         if (at)
@@ -62,12 +77,26 @@ static qc_status add_whole(qc_adapter *a, uint32_t i, qc_error *err)
     return QC_OK;
 }
 
-/* Puts tensor i in the module of its name. The tensors of a module are neighbours, because names
- * are sorted. */
-static qc_status add_part(qc_adapter *a, uint32_t i, const tail_row *tail, qc_error *err)
+/* Returns the length of the module's name in that of a tensor of this row; 0 for another tensor. */
+static size_t module_len(const part_row *row, const char *name)
+{
+    const char *at = name;
+    if (!qc_ends_with(name, row->tail))
+        return 0;
+    for (const char *next = name; (next = strstr(next, row->part)) != NULL; next++)
+        at = next;
+    const char *own = at + strlen(row->part), *end = name + strlen(name) - strlen(row->tail);
+    if (at == name || own > end || (own < end && (*own != '.' || own + 1 == end)) ||
+        (own < end && memchr(own + 1, '.', (size_t)(end - own - 1))))
+        return 0;
+    return (size_t)(at - name);
+}
+
+/* Puts tensor i in the module whose name has this length. The tensors of a module are neighbours,
+ * because names are sorted. */
+static qc_status add_part(qc_adapter *a, uint32_t i, const part_row *row, size_t len, qc_error *err)
 {
     const char *name = bare(qc_adapter_tensor_name(a, i));
-    size_t len = strlen(name) - strlen(tail->tail);
     const char *last = a->module_count ? a->modules[a->module_count - 1].module : NULL;
     if (!last || strlen(last) != len || memcmp(last, name, len) != 0) {
         qc_adapter_module fresh = {.a = QC_ADAPTER_NO_TENSOR,
@@ -79,26 +108,27 @@ static qc_status add_part(qc_adapter *a, uint32_t i, const tail_row *tail, qc_er
     }
     qc_adapter_module *m = &a->modules[a->module_count - 1];
     uint32_t *const places[KIND_COUNT] = {&m->a, &m->b, &m->magnitude, &m->bias};
-    if (*places[tail->kind] != QC_ADAPTER_NO_TENSOR)
+    if (*places[row->kind] != QC_ADAPTER_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "'%s' and '%s' are the same thing twice",
-                qc_adapter_tensor_name(a, *places[tail->kind]), qc_adapter_tensor_name(a, i));
-    *places[tail->kind] = i;
-    m->embedding |= tail->embedding;
+                qc_adapter_tensor_name(a, *places[row->kind]), qc_adapter_tensor_name(a, i));
+    *places[row->kind] = i;
+    m->embedding |= row->embedding;
     return QC_OK;
 }
 
-static qc_status sort_tensors(qc_adapter *a, qc_error *err)
+static qc_status sort_tensors(qc_adapter *a, const qc_adapter_config *c, qc_error *err)
 {
     const qc_checkpoint *w = a->weights;
     QC_TRY(qc_arena_array(&a->arena, &a->modules, w->tensor_count, err));
     QC_TRY(qc_arena_array(&a->arena, &a->wholes, w->tensor_count, err));
     for (uint32_t i = 0; i < w->tensor_count; i++) {
         const qc_checkpoint_tensor *t = &w->tensors[i];
-        const tail_row *tail = tails, *end = tails + sizeof tails / sizeof *tails;
-        while (tail < end && !qc_ends_with(t->name, tail->tail))
-            tail++;
-        if (tail < end) {
-            QC_TRY(add_part(a, i, tail, err));
+        const part_row *row = part_rows, *end = row + sizeof part_rows / sizeof *part_rows;
+        size_t len = 0;
+        while (row < end && (len = module_len(row, bare(t->name))) == 0)
+            row++;
+        if (row < end) {
+            QC_TRY(add_part(a, i, row, len, err));
             if (!qc_dtype_is_quantizable(t->dtype) || t->dtype == QC_DTYPE_F64)
                 QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' is %s; expected F32, F16 or BF16",
                         t->name, qc_dtype_name(t->dtype));
@@ -106,8 +136,8 @@ static qc_status sort_tensors(qc_adapter *a, qc_error *err)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "tensor '%s': qconv does not know what such a tensor does to a weight",
                     t->name);
-        } else {
-            QC_TRY(add_whole(a, i, err));
+        } else if (!strstr(t->name, ".original_module.")) { /* that is the model's own */
+            QC_TRY(add_whole(a, c, i, err));
         }
     }
     if (w->tensor_count == 0)
@@ -188,6 +218,8 @@ static qc_status open_files(qc_adapter *a, qc_adapter_config *c, const char *pat
                 ", which peft writes beside an adapter's weights");
     QC_TRY(qc_adapter_config_read(c, &a->arena, config, err));
     a->fan_in_fan_out = c->fan_in_fan_out;
+    a->keeps_tied = c->keeps_tied;
+    a->unknown = c->unknown;
     QC_TRY(qc_path_join(&a->arena, &weights, a->path, WEIGHTS_NAME, err));
     QC_TRY(qc_path_stat(weights, &kind, NULL, err));
     if (kind != QC_PATH_FILE) {
@@ -211,7 +243,7 @@ qc_status qc_adapter_open(qc_adapter **out, const char *path, qc_error *err)
     qc_arena_init(&a->arena);
     qc_status st = open_files(a, &config, path, err);
     if (st == QC_OK)
-        st = sort_tensors(a, err);
+        st = sort_tensors(a, &config, err);
     for (size_t i = 0; st == QC_OK && i < a->module_count; i++)
         st = check_module(a, &config, &a->modules[i], err);
     qc_adapter_config_deinit(&config);

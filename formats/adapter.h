@@ -7,7 +7,8 @@
  * of module M to W + scaling * B * A. Of an embedding [rows, columns] these are M.lora_embedding_A
  * [rank, rows] and M.lora_embedding_B [columns, rank], and the product is transposed. All names
  * begin with "base_model.model.", which is left out here. Tensors without lora_ in their name (of
- * modules_to_save, and trained biases) take the place of the model's.
+ * modules_to_save, and trained biases) take the place of the model's. In the state of a whole
+ * PeftModel the names hold the adapter's own ("M.lora_A.default.weight"), which is left out, too.
  *
  * Thread-safe for reading. */
 #ifndef QC_FORMATS_ADAPTER_H
@@ -33,6 +34,7 @@ typedef struct {
 typedef struct {
     const char *name; /* in the model */
     uint32_t tensor;  /* index into weights->tensors */
+    int saved;        /* of modules_to_save: peft keeps it beside the model's own until it merges */
 } qc_adapter_whole;
 
 typedef struct {
@@ -42,7 +44,9 @@ typedef struct {
     qc_checkpoint *weights;                  /* one file */
     qc_digest config_digest, weights_digest; /* digests of the two files */
     int fan_in_fan_out;                      /* weights are stored [in, out] (Conv1D of GPT-2) */
-    qc_adapter_module *modules;              /* sorted by module */
+    int keeps_tied;      /* ensure_weight_tying: embeddings and head were trained as one */
+    const char *unknown; /* members of adapter_config.json that peft does not know; "" for none */
+    qc_adapter_module *modules; /* sorted by module */
     size_t module_count;
     qc_adapter_whole *wholes; /* sorted by name */
     size_t whole_count;
@@ -54,5 +58,10 @@ QC_NODISCARD qc_status qc_adapter_open(qc_adapter **out, const char *path, qc_er
 void qc_adapter_close(qc_adapter *a); /* NULL is fine */
 /* Returns the name of a tensor as the adapter's file has it. */
 const char *qc_adapter_tensor_name(const qc_adapter *a, uint32_t tensor);
+/* Makes c a model whose output head and embeddings are two tensors: its configuration says so, and
+ * unless head is NULL, a tensor of this name has the values of tensor `table`. Tensors move, so it
+ * is for a checkpoint that nobody else uses yet. */
+QC_NODISCARD qc_status qc_checkpoint_untie(qc_checkpoint *c, uint32_t table, const char *head,
+                                           qc_error *err);
 
 #endif

@@ -2,6 +2,8 @@
  * is refused. */
 #include "formats/adapter_internal.h"
 
+#include "formats/checkpoint_internal.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -21,6 +23,15 @@ static const char *const foreign_kinds[] = {"use_qalora",
                                             "megatron_config",
                                             "monteclora_config",
                                             NULL};
+/* The members that do not change what is merged, or are read below. Source: LoraConfig and its
+ * bases in peft 0.21.2, and what earlier versions wrote. */
+static const char plain_members[] =
+    " alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying "
+    "eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights layers_pattern "
+    "layers_to_transform loftq_config lora_alpha lora_bias lora_dropout lora_ga_config "
+    "megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern "
+    "revision runtime_config target_modules task_type use_dora use_rslora velora_config "
+    "enable_lora merge_weights ";
 /* Ways to begin after which peft trains beside a changed base weight, not beside MODEL's. */
 static const char *const changing_starts[] = {"pissa", "olora", "corda", "loftq", "lora_ga", NULL};
 
@@ -59,6 +70,37 @@ static qc_status check_kind(const qc_json_node *root, qc_error *err)
                 "training changed; save it with path_initial_model_for_weight_conversion, which "
                 "makes an adapter of the original weights",
                 start);
+    }
+    return QC_OK;
+}
+
+/* Lists what peft warns of and then ignores: members that it does not know. */
+static qc_status list_unknown(qc_adapter_config *c, qc_arena *arena, const qc_json_node *root,
+                              qc_error *err)
+{
+    qc_checkpoint_names names = {0};
+    for (const qc_json_node *n = qc_json_first(root); n; n = qc_json_next(n)) {
+        const char *key = qc_json_key(n), *at = plain_members;
+        const size_t len = strlen(key);
+        while (len > 0 && (at = strstr(at + 1, key)) != NULL && (at[-1] != ' ' || at[len] != ' '))
+            continue;
+        if ((!at || len == 0) && !is_off(n))
+            qc_checkpoint_names_add(&names, key);
+    }
+    return qc_arena_strdup(arena, &c->unknown, qc_checkpoint_names_text(&names), err);
+}
+
+static qc_status read_saved(qc_adapter_config *c, qc_arena *arena, const qc_json_node *root,
+                            qc_error *err)
+{
+    const qc_json_node *list = qc_json_get(root, "modules_to_save");
+    if (!list || qc_json_kind_of(list) == QC_JSON_NULL)
+        return QC_OK;
+    QC_TRY(qc_json_expect(list, QC_JSON_ARRAY, "modules_to_save", err));
+    QC_TRY(qc_arena_array(arena, &c->saved, qc_json_count(list), err));
+    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
+        QC_TRY(qc_json_expect(n, QC_JSON_STRING, "modules_to_save", err));
+        QC_TRY(qc_arena_strdup(arena, &c->saved[c->saved_count++], qc_json_string_or(n, ""), err));
     }
     return QC_OK;
 }
@@ -153,6 +195,9 @@ static qc_status read_members(qc_adapter_config *c, qc_arena *arena, const qc_js
     QC_TRY(flag(root, "use_rslora", &c->use_rslora, err));
     QC_TRY(flag(root, "use_dora", &c->use_dora, err));
     QC_TRY(flag(root, "fan_in_fan_out", &c->fan_in_fan_out, err));
+    QC_TRY(flag(root, "ensure_weight_tying", &c->keeps_tied, err));
+    QC_TRY(read_saved(c, arena, root, err));
+    QC_TRY(list_unknown(c, arena, root, err));
     QC_TRY(read_patterns(&c->ranks, &c->rank_count, arena, root, "rank_pattern", err));
     return read_patterns(&c->alphas, &c->alpha_count, arena, root, "alpha_pattern", err);
 }

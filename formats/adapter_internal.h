@@ -16,7 +16,10 @@ typedef struct {
 
 typedef struct {
     double r, alpha;
-    int use_rslora, use_dora, fan_in_fan_out;
+    int use_rslora, use_dora, fan_in_fan_out, keeps_tied;
+    const char **saved; /* modules_to_save: the ends of modules' names */
+    size_t saved_count;
+    const char *unknown; /* as in qc_adapter */
     qc_adapter_pattern *ranks, *alphas;
     size_t rank_count, alpha_count;
 } qc_adapter_config;

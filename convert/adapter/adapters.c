@@ -5,14 +5,18 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/term/size_text.h"
+#include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 typedef struct {
     qc_checkpoint *c;
     qc_merge_set *set;
+    const qc_merge_names *names;
     const qc_attached_adapter *of; /* the adapter that is being attached */
+    int heads; /* only what belongs to a tied head is attached, or only the rest */
 } attaching;
 
 static void close_set(qc_checkpoint_changes *changes)
@@ -31,21 +35,6 @@ static void close_set(qc_checkpoint_changes *changes)
 }
 
 /* ---- a tensor ---- */
-
-/* Finds the model's tensor for one of the adapter's. */
-static qc_status find(const attaching *a, const char *name, uint32_t tensor,
-                      qc_checkpoint_tensor **out, qc_error *err)
-{
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(a->c, name);
-    if (!t)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: '%s' belongs to '%s', which %s does not have; is this the "
-                "model that the adapter was trained for?",
-                a->of->adapter->path, qc_adapter_tensor_name(a->of->adapter, tensor), name,
-                a->c->path);
-    *out = &a->c->tensors[t - a->c->tensors];
-    return QC_OK;
-}
 
 /* decodable: FP8 will do as well. */
 static qc_status check_dtype(const attaching *a, const qc_checkpoint_tensor *t, int decodable,
@@ -95,8 +84,17 @@ static qc_status add_step(const attaching *a, qc_merge *m, const qc_merge_step *
     qc_merge_step *s = NULL, **at = &m->steps;
     QC_TRY(qc_arena_array(&a->c->arena, &s, 1, err));
     *s = *step;
-    while (*at)
-        at = &(*at)->next;
+    for (; *at; at = &(*at)->next) {
+        if (step->kind == QC_STEP_LOW_RANK && (*at)->kind == step->kind &&
+            (*at)->adapter == step->adapter && (*at)->module->embedding == step->module->embedding)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: modules '%s' and '%s' are both '%s' of %s",
+                    step->adapter->path, (*at)->module->module, step->module->module,
+                    m->change.stored.name, a->c->path);
+    }
+    if (a->heads && step->kind == QC_STEP_WHOLE && m->steps && m->steps->adapter == step->adapter) {
+        m->steps->whole = step->whole; /* peft copies both to the same place, the head later */
+        return QC_OK;
+    }
     if (step->kind == QC_STEP_WHOLE && m->steps)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: '%s' would take the place of '%s', which %s changes as well",
@@ -112,10 +110,13 @@ static qc_status add_whole(attaching *a, const qc_adapter_whole *w, qc_error *er
 {
     const qc_adapter *adapter = a->of->adapter;
     const qc_checkpoint_tensor *mine = &adapter->weights->tensors[w->tensor];
-    qc_checkpoint_tensor *t = NULL;
+    qc_merge_place place;
     qc_merge *m = NULL;
     char here[QC_SHAPE_TEXT_BYTES], there[QC_SHAPE_TEXT_BYTES];
-    QC_TRY(find(a, w->name, w->tensor, &t, err));
+    QC_TRY(qc_merge_find(a->names, adapter, w->name, w->tensor, &place, err));
+    qc_checkpoint_tensor *t = place.t;
+    if (place.head != a->heads)
+        return QC_OK;
     if (t->ndim != mine->ndim || memcmp(t->dims, mine->dims, t->ndim * sizeof *t->dims) != 0)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "%s: '%s' is %s, and '%s' of %s is %s; where a vocabulary was extended, save the "
@@ -170,10 +171,11 @@ static qc_status check_vector(const attaching *a, uint32_t tensor, uint64_t outp
 static qc_status add_bias(attaching *a, const qc_adapter_module *mod, double scale, qc_error *err)
 {
     const char *name = NULL;
-    qc_checkpoint_tensor *t = NULL;
+    qc_merge_place place;
     qc_merge *m = NULL;
     QC_TRY(qc_arena_printf(&a->c->arena, &name, err, "%s.bias", mod->module));
-    QC_TRY(find(a, name, mod->bias, &t, err));
+    QC_TRY(qc_merge_find(a->names, a->of->adapter, name, mod->bias, &place, err));
+    qc_checkpoint_tensor *t = place.t;
     QC_TRY(check_dtype(a, t, 0, err));
     QC_TRY(check_vector(a, mod->bias, t->ndim == 1 ? t->dims[0] : 0, err));
     QC_TRY(change(a, t, &m, err));
@@ -192,10 +194,13 @@ static qc_status add_module(attaching *a, const qc_adapter_module *mod, qc_error
                           .module = mod,
                           .scale = mod->scaling * a->of->scale};
     const char *name = NULL;
-    qc_checkpoint_tensor *t = NULL;
+    qc_merge_place place;
     qc_merge *m = NULL;
     QC_TRY(qc_arena_printf(&a->c->arena, &name, err, "%s.weight", mod->module));
-    QC_TRY(find(a, name, mod->a, &t, err));
+    QC_TRY(qc_merge_find(a->names, a->of->adapter, name, mod->a, &place, err));
+    qc_checkpoint_tensor *t = place.t;
+    if (place.head != a->heads)
+        return QC_OK;
     QC_TRY(check_dtype(a, t, !dora, err));
     QC_TRY(fit_weight(a, mod, t, &step.turned, err));
     if (dora)
@@ -203,6 +208,81 @@ static qc_status add_module(attaching *a, const qc_adapter_module *mod, qc_error
     QC_TRY(change(a, t, &m, err));
     QC_TRY(add_step(a, m, &step, err));
     return mod->bias == QC_ADAPTER_NO_TENSOR ? QC_OK : add_bias(a, mod, step.scale, err);
+}
+
+/* Attaches an adapter. What it does to a tied head comes last, as peft has it. */
+static qc_status attach(attaching *a, qc_attached_adapter *of, qc_error *err)
+{
+    const qc_adapter *adapter = of->adapter;
+    a->of = of;
+    of->weights = adapter->module_count;
+    of->wholes = adapter->whole_count;
+    for (size_t k = 0; k < adapter->module_count; k++)
+        of->biases += adapter->modules[k].bias != QC_ADAPTER_NO_TENSOR;
+    for (a->heads = 0; a->heads < 2; a->heads++)
+        for (size_t k = 0; k < adapter->whole_count; k++)
+            QC_TRY(add_whole(a, &adapter->wholes[k], err));
+    for (a->heads = 0; a->heads < 2; a->heads++)
+        for (size_t k = 0; k < adapter->module_count; k++)
+            QC_TRY(add_module(a, &adapter->modules[k], err));
+    return QC_OK;
+}
+
+/* ---- what is said of an adapter ---- */
+
+/* Sets *zero if the product of every module is zero, because one of the two matrices is. */
+static qc_status products_are_zero(const qc_adapter *a, qc_st_cursor *cursor, int *zero,
+                                   qc_error *err)
+{
+    unsigned char part[4096];
+    *zero = 1;
+    for (size_t i = 0; i < 2 * a->module_count && *zero; i++) {
+        const qc_adapter_module *m = &a->modules[i / 2];
+        const qc_checkpoint_tensor *t = &a->weights->tensors[i % 2 ? m->a : m->b];
+        for (uint64_t at = 0; at < t->bytes && *zero; at += sizeof part) {
+            size_t n = (size_t)qc_min_u64(sizeof part, t->bytes - at);
+            QC_TRY(qc_checkpoint_read(a->weights, cursor, t, at, part, n, err));
+            for (size_t b = 0; b < n; b++)
+                *zero &= part[b] == 0;
+        }
+        if (i % 2 == 0 && *zero)
+            i++; /* the other matrix does not matter */
+        else if (i % 2 == 0)
+            *zero = 1; /* then perhaps the other one is */
+    }
+    return QC_OK;
+}
+
+/* Warns of an adapter that changes nothing, and of what peft would warn of. */
+static qc_status judge(const qc_adapter *a, qc_checkpoint *c, qc_error *err)
+{
+    double most = 0;
+    int plain = a->whole_count == 0, zero = 0;
+    qc_st_cursor *cursor = NULL;
+    if (a->unknown[0])
+        QC_TRY(qc_checkpoint_warn(c, err,
+                                  "%s: " QC_ADAPTER_CONFIG_NAME " has %s, which peft 0.21 does not "
+                                  "know; it is ignored, as by peft",
+                                  a->path, a->unknown));
+    for (size_t i = 0; i < a->module_count; i++) {
+        const qc_adapter_module *m = &a->modules[i];
+        plain &= m->magnitude == QC_ADAPTER_NO_TENSOR && m->bias == QC_ADAPTER_NO_TENSOR;
+        most = fmax(most, fabs(m->scaling));
+    }
+    if (!plain)
+        return QC_OK;
+    if (most == 0)
+        return qc_checkpoint_warn(c, err, "%s: lora_alpha is 0, so the adapter changes nothing",
+                                  a->path);
+    QC_TRY(qc_st_cursor_create(&cursor, err));
+    qc_status st = products_are_zero(a, cursor, &zero, err);
+    qc_st_cursor_destroy(cursor);
+    if (st == QC_OK && zero)
+        st = qc_checkpoint_warn(c, err,
+                                "%s: every product of its matrices is zero, so the adapter "
+                                "changes nothing; it is as before the first step of a training",
+                                a->path);
+    return st;
 }
 
 qc_status qc_adapters_attach(qc_checkpoint *c, qc_loras loras, qc_error *err)
@@ -221,24 +301,20 @@ qc_status qc_adapters_attach(qc_checkpoint *c, qc_loras loras, qc_error *err)
         QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
     set->have_lock = 1;
     QC_TRY(qc_arena_array(&c->arena, &set->adapters, loras.count, err));
-    QC_TRY(qc_calloc(&set->merges, c->tensor_count, sizeof *set->merges, err));
     for (uint32_t i = 0; i < loras.count; i++) {
         qc_attached_adapter *of = &set->adapters[i];
-        attaching a = {.c = c, .set = set, .of = of};
         QC_TRY(qc_adapter_open(&of->adapter, loras.list[i].path, err));
         set->adapter_count++;
         of->scale = loras.list[i].scale;
         qc_checkpoint_leave_out_adapter(c, loras.list[i].path); /* it would count twice */
-        const qc_adapter *adapter = of->adapter;
-        of->weights = adapter->module_count;
-        of->wholes = adapter->whole_count;
-        for (size_t k = 0; k < adapter->whole_count; k++)
-            QC_TRY(add_whole(&a, &adapter->wholes[k], err));
-        for (size_t k = 0; k < adapter->module_count; k++) {
-            QC_TRY(add_module(&a, &adapter->modules[k], err));
-            of->biases += adapter->modules[k].bias != QC_ADAPTER_NO_TENSOR;
-        }
+        QC_TRY(judge(of->adapter, c, err));
     }
+    qc_merge_names names;
+    attaching a = {.c = c, .set = set, .names = &names};
+    QC_TRY(qc_merge_names_make(&names, c, set->adapters, set->adapter_count, err));
+    QC_TRY(qc_calloc(&set->merges, c->tensor_count, sizeof *set->merges, err));
+    for (uint32_t i = 0; i < loras.count; i++)
+        QC_TRY(attach(&a, &set->adapters[i], err));
     return QC_OK;
 }
 

@@ -72,6 +72,36 @@ static inline qc_merge *qc_merge_of(const qc_checkpoint_tensor *t)
     return u.to;
 }
 
+/* ---- merge_names.c ---- */
+
+/* A tensor of the model, under the part of its name that all versions of transformers share. */
+typedef struct {
+    const char *inner;
+    uint32_t tensor;
+} qc_merge_name;
+
+typedef struct {
+    qc_checkpoint *c;
+    qc_merge_name *rows; /* sorted */
+    size_t count;
+    const char *head; /* of a head that is the tensor `table` as well, the inner name; else NULL */
+    uint32_t table;
+} qc_merge_names;
+
+typedef struct {
+    qc_checkpoint_tensor *t;
+    int head; /* t is meant as the head that is tied to it */
+} qc_merge_place;
+
+/* Lists the names of c. Before, it unties embeddings and head if one of the adapters replaces one
+ * of the two. Borrows from c. */
+QC_NODISCARD qc_status qc_merge_names_make(qc_merge_names *out, qc_checkpoint *c,
+                                           const qc_attached_adapter *adapters, size_t count,
+                                           qc_error *err);
+/* Finds the model's tensor for one of the adapter's, which belongs to `name`. */
+QC_NODISCARD qc_status qc_merge_find(const qc_merge_names *n, const qc_adapter *a, const char *name,
+                                     uint32_t tensor, qc_merge_place *out, qc_error *err);
+
 /* ---- merge_tile.c ---- */
 
 /* Reads elements of what the steps begin with, the model's tensor or a WHOLE one, as floats. */

@@ -238,6 +238,137 @@ class Merge(LoraCase):
         self.fails(3, "-q", "--to", "bf16", "--lora", "a", "m", "k", has="F8_E4M3")
 
 
+class Names(LoraCase):
+    """Adapters and models whose names differ by what a version of transformers, or who saved them, puts around."""
+
+    def setUp(self):
+        super().setUp()
+        self.base("F32", extra={"visual.blocks.0.attn.qkv.weight": tensor(self.rng, [48, 64])})
+        self.want = pair(self.rng, Q)
+        self.adapter(self.want)
+        self.plain = self.convert("--to", "keep", "--lora", "a", "m", "o")
+
+    def renamed_model(self, name, rename):
+        return self.model({rename(n): t for n, t in self.tensors.items()}, name=name)
+
+    def test_wrappers(self):
+        """The same values, whichever way the language model and the tower are wrapped on either side."""
+        ways = {"m": lambda n: n,
+                "v4": lambda n: n if n.startswith("visual") else "language_model." + n,
+                "v5": lambda n: n.replace("model.", "model.language_model.").replace("visual", "model.visual"),
+                "bare": lambda n: n.replace("model.", "")}
+        tower = "visual.blocks.0.attn.qkv"
+        t = {**self.want, **pair(self.rng, tower, shapes={tower: [48, 64]})}
+        for way, rename in ways.items():
+            self.renamed_model(way + "-m", rename)
+            self.adapter({P + rename(n[len(P):]): x for n, x in t.items()}, way + "-a")
+        want = self.convert("--to", "keep", "--lora", "m-a", "m-m", "w")
+        for model, rename in ways.items():
+            for adapter in ways:
+                out = self.convert("--force", "--to", "keep", "--lora", adapter + "-a", model + "-m", "w")
+                self.assertEqual({n: out[rename(n)] for n in want}, want, (model, adapter))
+
+    def test_two_places(self):
+        self.model({**self.tensors, "text_model." + Q[6:] + ".weight": self.tensors[Q + ".weight"]}, name="two")
+        self.adapter({n.replace("model.layers", "model.language_model.layers"): x for n, x in self.want.items()}, "b")
+        self.fails(3, "-q", "--to", "keep", "--lora", "b", "two", "o2", has="and no name is quite its own")
+        self.assert_nothing("o2")
+        self.convert("--to", "keep", "--lora", "a", "two", "o3")  # this name is
+        self.adapter({**self.want, **{n.replace("model.layers", "layers"): x for n, x in self.want.items()}}, "b")
+        self.fails(3, "-q", "--to", "keep", "--lora", "b", "m", "o2", has="are both '%s.weight' of m" % Q)
+
+    def test_own_name_of_the_adapter(self):
+        """lora_A.default.weight, as in the state of a whole PeftModel, with what the model has by itself."""
+        t = {n.replace(".weight", ".other.weight"): x for n, x in self.want.items()}
+        t[P + HEAD + ".original_module.weight"] = tensor(self.rng, SHAPES[HEAD])
+        self.adapter(t, "named")
+        self.assertEqual(self.convert("--to", "keep", "--lora", "named", "m", "n"), self.plain)
+        self.adapter({**self.want, **t}, "twice")
+        self.fails(3, "-q", "--to", "keep", "--lora", "twice", "m", "n2", has="are the same thing twice")
+        self.adapter({n.replace(".lora_A.", ".lora_A.x.y."): x for n, x in self.want.items()}, "deep")
+        self.fails(3, "-q", "--to", "keep", "--lora", "deep", "m", "n2", has="does not know what such a tensor does")
+
+
+class Tied(LoraCase):
+    """Embeddings and head that are one tensor; that peft merges so: tests/interop/test_interop_lora.py."""
+
+    def tied(self, prefix="", **config):
+        self.base("F32", extra={"audio_tower.embed_tokens.weight": tensor(self.rng, [8, 8])})
+        del self.tensors[HEAD + ".weight"]
+        self.model({prefix + n: t for n, t in self.tensors.items()},
+                   config={"model_type": "llama", "tie_word_embeddings": True, **config})
+
+    def test_replaced(self):
+        new = {n: tensor(self.rng, SHAPES[n]) for n in (EMBED, HEAD)}
+        for prefix, config in (("", {}), ("language_model.", {"text_config": {"tie_word_embeddings": True}})):
+            self.tied(prefix, **config)
+            for which in ([EMBED], [HEAD], [EMBED, HEAD]):
+                self.adapter({P + n + ".weight": new[n] for n in which}, modules_to_save=["embed_tokens", "lm_head"])
+                said = self.warned(*PLAIN, "--force", "--to", "keep", "--lora", "a", "m", "o")
+                self.assertIn("tie_word_embeddings is false", said)
+                out, flags = mk_read(self, "o"), self.json_of("o", "config.json")
+                for n in new:
+                    self.assertEqual(out[prefix + n + ".weight"], new[n] if n in which else self.tensors[EMBED + ".weight"])
+                self.assertFalse(flags["tie_word_embeddings"] or flags.get("text_config", {}).get("tie_word_embeddings"))
+                self.ok("verify", "-q", "o", "--against", "m", "--lora", "a")
+            self.ok("-q", *PLAIN, "--force", "--to", "nf4", "--lora", "a", "m", "o")
+            self.assertIn(prefix + "lm_head.weight", mk_read(self, "o"))
+            self.ok("verify", "-q", "o", "--against", "m", "--lora", "a")
+
+    def test_kept_tied(self):
+        """What is added to one is added to both, with a warning; ensure_weight_tying replaces both."""
+        embed, head = pair(self.rng, EMBED, turned=True), pair(self.rng, HEAD)
+        both = {**embed, **head, P + EMBED + ".base_layer.weight": tensor(self.rng, SHAPES[EMBED])}
+        add = dict(a=embed[P + EMBED + ".lora_embedding_A"], b=embed[P + EMBED + ".lora_embedding_B"])
+        for in_file in (False, True):
+            self.tied()
+            if in_file:
+                self.model({**self.tensors, HEAD + ".weight": self.tensors[EMBED + ".weight"]},
+                           config={"model_type": "llama", "tie_word_embeddings": True})
+            base = mk.decode("F32", both[P + EMBED + ".base_layer.weight"][2])
+            want = merged(base, SHAPES[EMBED], **add, scale=5 / 3, turned=True)
+            want = merged(want, SHAPES[HEAD], head[P + HEAD + ".lora_A.weight"], head[P + HEAD + ".lora_B.weight"], 5 / 3)
+            self.adapter(both)
+            self.assertIn("both change, as when peft merges",
+                          self.warned(*PLAIN, "--force", "--to", "keep", "--lora", "a", "m", "o"))
+            out = mk_read(self, "o")
+            self.assert_values(out, EMBED + ".weight", want, "F32")
+            self.assertNotIn(HEAD + ".weight", out)
+            self.assertTrue(self.json_of("o", "config.json")["tie_word_embeddings"])
+        new = tensor(self.rng, SHAPES[EMBED])
+        self.adapter({P + n + ".weight": new for n in (EMBED, HEAD)}, modules_to_save=["embed_tokens"],
+                     ensure_weight_tying=True)
+        out = self.convert("--force", "--to", "keep", "--lora", "a", "m", "o")
+        self.assertEqual((out[EMBED + ".weight"], HEAD + ".weight" in out), (new, False))
+
+    def test_shared(self):
+        self.model({"shared.weight": tensor(self.rng, [40, 64])},
+                   config={"model_type": "t5", "tie_word_embeddings": True})
+        self.adapter({P + "shared.weight": tensor(self.rng, [40, 64])}, modules_to_save=["shared"])
+        self.fails(3, "-q", "--to", "keep", "--lora", "a", "m", "o", has="unties nothing but an output head")
+
+
+class Effect(LoraCase):
+    """Adapters that change nothing, and members of the configuration that nobody knows."""
+
+    def test_warnings(self):
+        self.base()
+        good = pair(self.rng, Q)
+        zero = {n: ("F32", s, bytes(4 * mk.numel(s))) if "lora_B" in n else x for n, x in good.items() for s in [x[1]]}
+        other = {n: ("F32", x[1], bytes(len(x[2]))) if "lora_A" in n else x for n, x in good.items()}
+        bias = {**zero, P + Q + ".bias": tensor(self.rng, [48])}
+        for tensors, config, said in (
+                (zero, {}, "every product of its matrices is zero"), (other, {}, "every product"),
+                ({**zero, **pair(self.rng, DOWN)}, {}, None), (good, {"lora_alpha": 0}, "lora_alpha is 0"),
+                (good, {"new_of_2027": {"kind": 1}, "lora": 1}, "adapter_config.json has 'new_of_2027', 'lora', which"),
+                (good, {"new_of_2027": None, "lora_dropout": 0.1, "eva_config": {"rho": 2}, "": []}, None),
+                (bias, {"bias": "lora_only"}, None)):
+            self.adapter(tensors, **config)
+            args = [*PLAIN, "--force", "--to", "nf4", "--lora", "a", "m", "o"]
+            found = self.warned(*args)
+            self.assertEqual("warning: a: " + (said or "") in found, said is not None, found)
+
+
 def mk_read(case, name):
     return mk.read_checkpoint(case.path(name))
 
@@ -374,7 +505,8 @@ class Refusals(LoraCase):
     def test_configs(self):
         for config, has in (
                 ({"peft_type": "IA3"}, 'peft_type is "IA3"'), ({"r": 0}, "r is 0"), ({"r": "3"}, "r is of kind"),
-                ({"lora_alpha": None}, "lora_alpha is of kind"), ({"use_dora": 1}, "use_dora is of kind"),
+                ({"modules_to_save": "lm_head"}, "modules_to_save is of kind string"),
+                ({"modules_to_save": [1]}, "modules_to_save is of kind"), ({"lora_alpha": None}, "lora_alpha is of kind"), ({"use_dora": 1}, "use_dora is of kind"),
                 ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
                 ({"target_parameters": ["experts"]}, "target_parameters is set"),
                 ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
