@@ -345,6 +345,36 @@ class Search(PlanCase):
         self.assertIn("; would fit with --to nf4, or with ", text)
         self.assertIn(", or with 3 cards", text)
 
+    def test_free_changes_come_first(self):
+        """Each is true when tried; two together are offered only where none is enough alone."""
+        for args, first in (
+                (["Llama-3.3-70B-Instruct", "--vram", "2x3090"], ["--prefill 2048", "--context 5072"]),
+                (["Qwen3-Next-80B-A3B-Instruct", "--vram", "49GB"],
+                 ["--prefill 2048", "--drop-mtp", "--quantize lm_head.weight", "--context 5556"]),
+                (["Llama-3.1-8B", "--vram", "8GB"],
+                 ["--prefill 2048 --kv-dtype fp8", "--quantize lm_head.weight --kv-dtype fp8",
+                  "--context 3514"])):
+            plan = self.plan(*args)
+            said = [re.match(r"with (.*?)( \(prompts .*\))?: ", s).group(1) for s in plan["suggestions"]]
+            self.assertEqual(said[:len(first)], first)
+            for change in first:
+                self.assertTrue(self.plan(*args, *change.split())["fits"], change)
+        # What the user keeps is not what is offered, and --drop-mtp only where there is such a layer.
+        args = ["plan", "Qwen3-Next-80B-A3B-Instruct", "--vram", "49GB", "--keep", "lm_head.weight"]
+        self.assertNotIn("lm_head", self.ok(*args).splitlines()[-1])
+        self.assertNotIn("--drop-mtp", self.ok("plan", "Llama-3.3-70B-Instruct", "--vram", "2x3090"))
+
+    def test_the_verdict_says_what_it_rests_on(self):
+        args = ["plan", "Llama-3.3-70B-Instruct", "--vram", "2x3090"]
+        for more, said in (
+                ([], " 8,192 tokens with prompts read whole; with --prefill 2048 it fits 9,468"),
+                (["--context", "9216"], " 9,216 tokens with prompts read whole; with --prefill 2048 it fits 9,468"),
+                (["--context", "10240"], " 10,240 tokens with prompts read whole"),
+                (["--context", "10240", "--prefill", "2048"], " 10,240 tokens with prompts read 2,048 at a time"),
+                (["--batch", "3"], " 8,192 tokens in each of 3 sequences with prompts read whole"),
+                (["--to", "int8"], "")):
+            self.assertRegex(self.ok(*args, *more).splitlines()[0], ": does not fit%s$" % said)
+
     def test_spilled_experts_are_not_all_moved(self):
         """What +cpu: is said to cost a token is what the plan with it says."""
         for model in ["deepseek-ai/DeepSeek-V3", "Mixtral-8x7B-v0.1", LLAMA70]:
