@@ -104,7 +104,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
 {
     const qc_recipe_options offered = recipe_of(s);
     const qc_to small = smallest_of(&offered);
-    const qc_to ladder[] = {QC_TO_INT8, small, QC_TO_AUTO};
+    const qc_to ladder[] = {QC_TO_KEEP, QC_TO_INT8, small, QC_TO_AUTO};
     /* Whether some choice fits does not depend on the errors, because NF4 everywhere is one
      * choice. */
     qc_plan_subject unread = *s->subject;
@@ -113,14 +113,17 @@ static qc_status other_precision(seeker *s, qc_error *err)
     if (o->recipe.to == small || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;
-    for (size_t i = o->recipe.to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+    for (size_t i = o->recipe.to == QC_TO_INT8 ? 2 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+        if (ladder[i] == QC_TO_KEEP &&
+            (!s->planned->recipe.input_is_coded || o->recipe.to == QC_TO_KEEP))
+            continue;
         if (ladder[i] == small && s->count > 0)
             continue; /* int8 fits already, and is more precise */
         qc_plan_options trial = *o;
         qc_planned_model planned;
         int made = 0;
         const char *change = NULL;
-        trial.recipe = offered;
+        trial.recipe = ladder[i] == QC_TO_KEEP ? o->recipe : offered;
         trial.recipe.to = ladder[i];
         if (ladder[i] == QC_TO_INT8) {
             if (qc_budget_card_without_int8(&o->fit.vram))
@@ -132,10 +135,13 @@ static qc_status other_precision(seeker *s, qc_error *err)
         QC_TRY(try_plan(&planned, &made, &s->scratch, &unread, &trial, err));
         if (!made || !planned.fit.fits)
             continue;
-        const int given = offered.format == o->recipe.format || ladder[i] == QC_TO_INT4;
+        const int given = offered.format == o->recipe.format || ladder[i] == QC_TO_INT4 ||
+                          ladder[i] == QC_TO_KEEP;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s%s", qc_to_name(ladder[i]),
                                given ? "" : " --format compressed-tensors"));
         QC_TRY(add_suggestion(s, &planned.fit, change, "", err));
+        if (ladder[i] == QC_TO_KEEP)
+            return QC_OK; /* what was released quantized is best as it is */
     }
     return QC_OK;
 }

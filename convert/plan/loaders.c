@@ -122,8 +122,8 @@ static const char *instead_of(const qc_plan *p)
                     strstr(p->own_form, qc_coding_name((qc_coding)c)) != NULL;
     for (uint32_t i = 0; i < p->job_count; i++)
         stack |= p->jobs[i].stack;
-    if (stack)
-        return "--to bf16";
+    if (stack) /* what is in MXFP4 already is smallest as it is */
+        return p->recipe->input_is_coded ? "--to keep" : "--to bf16";
     if (p->options->recipe.to == QC_TO_AUTO)
         return fp8 ? "--schemes nf4,nf4-32 or int8" : "--schemes nf4,nf4-32,16bit or int8,16bit";
     return fp8        ? "quantizing the weights in FP8 too, or --to bf16,"

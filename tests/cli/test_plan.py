@@ -364,6 +364,19 @@ class Search(PlanCase):
         self.assertNotIn("lm_head", self.ok(*args).splitlines()[-1])
         self.assertNotIn("--drop-mtp", self.ok("plan", "Llama-3.3-70B-Instruct", "--vram", "2x3090"))
 
+    def test_what_has_4_bits_already_is_kept(self):
+        """The default, the advice where NF4 was asked for, and where bf16 does not fit."""
+        fp8, four = (json.loads(self.ok("plan", model, "--vram", "8x80GB", "--json"))["to"]
+                     for model in ("DeepSeek-V3", "gpt-oss-120b"))
+        self.assertEqual((fp8, four), ("nf4", "keep"))
+        r = self.run_qconv("plan", "gpt-oss-120b", "--vram", "2x40GB")
+        self.assertEqual(r.stderr, b"")
+        r = self.run_qconv("plan", "gpt-oss-120b", "--vram", "2x40GB", "--to", "nf4")
+        self.assertIn(b"; --to keep makes what it loads", r.stderr)
+        said = self.plan("gpt-oss-20b", "--vram", "24GB", "--to", "bf16")["suggestions"]
+        self.assertTrue(said[0].startswith("with --to keep: "), said)
+        self.assertFalse([s for s in said[1:] if "--to" in s], said)
+
     def test_the_verdict_says_what_it_rests_on(self):
         args = ["plan", "Llama-3.3-70B-Instruct", "--vram", "2x3090"]
         for more, said in (
