@@ -18,6 +18,8 @@
 #include "convert/term/target_file.h"
 #include "formats/file_io.h"
 
+#include <string.h>
+
 #define MAX_TEXT_BYTES (1u << 30)
 
 /* Without --vram the devices are this machine's GPUs, or its memory where it has none. */
@@ -150,6 +152,18 @@ static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model
     return plan_and_print(o, arena, &subject, err);
 }
 
+/* Says which model is planned where another name was typed. */
+static void say_which(const qc_options *o, const qc_checkpoint *model, int has_weights)
+{
+    const char *hub = qc_hub_id_of(o->model), *id = hub ? hub : o->model;
+    const qc_known_model *known = qc_known_model_meant(o->model);
+    if (!has_weights && known && strcmp(model->path, known->id) == 0 && !qc_known_model_find(id))
+        qc_console_warn(&o->call, "'%s' is taken as %s, %s", id, known->id,
+                        qc_known_model_find(strchr(id, '/') ? strchr(id, '/') + 1 : "")
+                            ? "which has the same name"
+                            : "the only well-known model whose name begins so");
+}
+
 qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
 {
     qc_arena arena;
@@ -162,6 +176,8 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     qc_status st = choose_devices(&own.convert.plan.fit.vram, &arena, &o->call, err);
     if (st == QC_OK)
         st = qc_model_open(&model, o->model, &has_weights, err);
+    if (st == QC_OK)
+        say_which(o, model, has_weights);
     if (st == QC_OK)
         st = qc_target_file_spares("--device-map", o->device_map, model, err);
     if (st == QC_OK)
