@@ -28,8 +28,8 @@ const char *qc_hub_id_of(const char *text);
  * has under the same name; or the beginning of one name only, where '-', '_' and ' ' do not count
  * ("Llama-3.3-70B"). NULL if there is none. */
 const qc_known_model *qc_known_model_meant(const char *text);
-/* Finds ids for "did you mean": those that begin so, then those of the same family, the nearest size first, and among these
- * the ones whose spelling is nearest. Returns how many there are. */
+/* Finds ids for "did you mean": those that begin so, then those of the same family, the nearest
+ * size first, and among these the ones whose spelling is nearest. Returns how many there are. */
 #define QC_KNOWN_NEAR_MAX 3u
 unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]);
 

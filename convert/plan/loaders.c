@@ -50,12 +50,8 @@ qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_
     if (experts == 0)
         return QC_OK;
     return qc_arena_printf(arena, not5, err,
-                           "transformers 5 holds the experts of a layer in one tensor and by "
-                           "itself loads none that are quantized, here %.0f%% of the weights to "
-                           "quantize: load the output with qconv.load or, in bitsandbytes' forms, "
-                           "with from_pretrained after `import qconv`; with transformers 4, which "
-                           "takes each expert by itself; or leave the experts as they are with "
-                           "--keep '*.experts.*'",
+                           "transformers 5 loads quantized experts (%.0f%% of what is quantized) "
+                           "only in bitsandbytes' forms after `import qconv`; qconv.load takes all",
                            100.0 * (double)experts / (double)all);
 }
 
