@@ -37,6 +37,35 @@ static qc_status choose_devices(qc_budget *vram, qc_arena *arena, const qc_call 
     return qc_budget_parse(vram, arena, "cpu", err);
 }
 
+/* Says how a plan that fits comes true, and what loads the output then. */
+static qc_status add_next(const qc_fit_report *r, const qc_options *o, qc_strbuf *out,
+                          qc_error *err)
+{
+    const qc_known_model *known = r->has_weights ? NULL : qc_known_model_meant(r->model);
+    const char *model = known ? strchr(known->id, '/') + 1 : r->model;
+    qc_loaders plain = *r->loaders;
+    plain.compressed = 0;
+    qc_strbuf_puts(out, "\n");
+    if (known)
+        qc_strbuf_putf(out, "  hf download %s --local-dir %s\n", known->id, model);
+    qc_strbuf_puts(out, "  ");
+    qc_shell_word(out, strchr(o->program, '/') ? o->program : "qconv");
+    if (!o->convert.plan.recipe.to_given)
+        qc_strbuf_putf(out, " --to %s", r->to);
+    qc_strbuf_puts(out, o->for_convert);
+    if (!strstr(o->for_convert, "--vram "))
+        qc_strbuf_putf(out, " --vram %s", r->fit->budget->text);
+    qc_strbuf_puts(out, " --compress none ");
+    qc_shell_word(out, model);
+    qc_strbuf_puts(out, " OUT\n");
+    if (r->fit->ranks == 0)
+        return qc_next_steps_text(&plain, o->program, "OUT", out, err);
+    qc_strbuf_puts(out, "  ");
+    qc_fit_serve_text(r, out);
+    qc_strbuf_puts(out, "\n");
+    return QC_OK;
+}
+
 static qc_status print_plan(const qc_fit_report *r, const qc_options *o, qc_error *err)
 {
     qc_strbuf out;
@@ -47,6 +76,8 @@ static qc_status print_plan(const qc_fit_report *r, const qc_options *o, qc_erro
         qc_strbuf_puts(&out, "\n");
         st = qc_auto_explain(r->chosen, o->call.verbose, &out, err);
     }
+    if (st == QC_OK && !o->call.json && r->fit->fits)
+        st = add_next(r, o, &out, err);
     return qc_console_deliver(st, &out, NULL, err);
 }
 

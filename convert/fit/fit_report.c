@@ -468,11 +468,6 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
             "  spilled to the host%s: %s cross its link for every token, which takes at least %s\n",
             disk ? " and to disk" : "", qc_text_bytes(size, fit->transfer_bytes_per_token),
             qc_text_seconds(time, fit->transfer_seconds));
-    if (fit->ranks > 0 && fit->fits) {
-        qc_strbuf_puts(out, "\n  ");
-        qc_fit_serve_text(r, out);
-        qc_strbuf_puts(out, "\n");
-    }
     if (!fit->fits) {
         qc_strbuf_puts(out, "\n");
         qc_strbuf_putf(out, "short by %s on %s", qc_text_bytes(size, fit->short_by_bytes),

@@ -189,6 +189,11 @@ int qc_loaders_need_plugin(const qc_loaders *l)
            (l->compressed || l->own_form || (l->row.with && !is_compressed_tensors(l)));
 }
 
+int qc_loaders_plain_vllm(const qc_loaders *l)
+{
+    return is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4;
+}
+
 /* What other programs load it, once its files are plain. */
 static const char *others(const qc_loaders *l)
 {

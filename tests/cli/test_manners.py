@@ -103,7 +103,7 @@ class Manners(QconvCase):
         norm = layer + "input_layernorm."
         model("phi", {q: (w, [64, 64]), norm + "weight": ("F32", [64]), norm + "bias": ("F32", [64])},
               model_type="phi", dtype="bfloat16")
-        experts, falcon, rest = b"75% of the weights to quantize", b"no quantized Falcon", b"add --rest bf16"
+        experts, falcon, rest = b"75% of what is quantized", b"no quantized Falcon", b"add --rest bf16"
         for to in ("nf4", "int8"):
             for name, want in (("moe", experts), ("falcon", falcon), ("phi", rest)):
                 for args in (["--dry-run", "--to", to, name], ["--force", "--to", to, name, "o"]):

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 import unittest
 
 from output_case import OutputCase
@@ -493,6 +494,21 @@ class Small(PlanCase):
                 self.check_map(plan["device_map"], out, plan["devices"], where)
                 shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("m"))
+
+    def test_the_command_makes_the_plan_so(self):
+        """A shell that runs the plan's command gets the output that was planned, and what is said to
+        load it is what convert says."""
+        model = "it's a model"
+        mk.write_model(self.path(model), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=5)
+        for more in ([], ["--to", "int8", "--keep", "*.o_proj.*", "--vram", "2GB", "--context=4096"]):
+            text = self.ok("plan", *more, model)
+            command, rest = re.search(r"\n  (.*qconv --.* OUT)\n((?s:.*))", text).groups()
+            r = subprocess.run(["sh", "-c", command], cwd=self.path(""), capture_output=True, check=True)
+            self.assertTrue(r.stdout.decode().endswith(rest), r.stdout)
+            self.assertEqual(self.plan(*more, model)["file_bytes"],
+                             sum(os.path.getsize(self.path("OUT", n)) for n in os.listdir(self.path("OUT"))
+                                 if n.endswith(".safetensors")))
+            shutil.rmtree(self.path("OUT"))
 
     def test_written_for_devices(self):
         """Shards cut at the devices: the same bytes, and device_map.json is the plan's."""
