@@ -534,7 +534,7 @@ static qc_status merge_rules(qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-/* Writes the options of `plan` again, as they were typed, for the command that makes the plan so. */
+/* Writes the options of `plan` as they were typed, for the command that makes the plan so. */
 static qc_status tell_convert(const parse *p, qc_options *o, qc_error *err)
 {
     qc_strbuf text;
