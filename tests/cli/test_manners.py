@@ -61,6 +61,24 @@ class Manners(QconvCase):
         self.assertIn('qconv.load("p")', text)
         self.assertNotIn("unpack", text)
 
+    def test_what_to_do_is_said(self):
+        """Names of modules, a budget in another spelling, weights without a config.json, a download
+        that is not whole."""
+        self.fails(2, "--to", "nf4", "--dry-run", "--keep", "*.self_attn.q_proj", "m",
+                   has="matches no tensor, but modules; did you mean '*.self_attn.q_proj.weight'?")
+        self.ok("-q", "--to", "nf4", "--vram", "2x40G", "m", "fitted")
+        for same in ("2x40GB", "2 x 40 gb"):
+            self.assertIn("is complete already", self.ok("--to", "nf4", "--vram", same, "m", "fitted"))
+        os.mkdir(self.path("bare"))
+        shutil.copy(self.path("m", "model.safetensors"), self.path("bare"))
+        for args, said in ((["--to", "nf4"], "qconv only"), (["--to", "bf16"], "what reads .safetensors")):
+            text = self.ok("--compress", "none", "--force", *args, "bare", "o")
+            self.assertIn("  loads in  %s\n" % said, text)
+            self.assertNotIn("from_pretrained", text)
+        os.rename(self.path("bare", "model.safetensors"), self.path("bare", "model.safetensors.incomplete"))
+        self.fails(3, "--to", "nf4", "--dry-run", "bare",
+                   has="but model.safetensors.incomplete, which is not whole: download it again")
+
     def test_unpacked_in_place(self):
         """What another folder would get, also where the files were on their way when it stopped; a
         damaged output stays as it is."""
