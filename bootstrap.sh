@@ -86,6 +86,7 @@ run() {
     local model=tests/data/kjv-llama/model out=out/kjv-llama-nf4
     need "${BUILD_PACKAGES[@]}"
     configure OFF
+    say "bootstrap: building build/qconv, which takes minutes on few cores"
     cmake --build build --target qconv -- --quiet
     say "bootstrap: converting the bundled model: build/qconv --to nf4 $model $out"
     build/qconv --to nf4 "$model" "$out"

@@ -118,7 +118,7 @@ BASH = """# bash completion for qconv. Generated from 'qconv help --json'.
 # shellcheck shell=bash
 _qconv()
 {
-    local cur prev word command='' options=''
+    local cur prev word command='' options='' many=''
     cur=${COMP_WORDS[COMP_CWORD]}
     prev=${COMP_WORDS[COMP_CWORD - 1]}
     # "--to=nf4" arrives as three words.
@@ -144,7 +144,9 @@ _qconv()
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
         return
     fi
-    if [[ $command != help ]]; then
+    if [[ $command == plan ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -W '@MODELS@' -- "$cur")
+    elif [[ $command != help ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
     if [[ -z $command || $command == help ]]; then
@@ -153,6 +155,14 @@ _qconv()
 }
 complete -o filenames -F _qconv qconv
 """
+
+
+CARD_OPTIONS = ("vram", "as")
+
+
+def model_names(table):
+    """Each id, and behind all of them the names without the organisation."""
+    return " ".join(table["models"] + [m.split("/", 1)[1] for m in table["models"]])
 
 
 def bash(table):
@@ -164,7 +174,11 @@ def bash(table):
         seen.add(option["name"])
         values += "        --%s)\n" % option["name"]
         words = {"choice": "-W '%s'" % " ".join(option["choices"]), "file": "-f"}.get(option["kind"])
-        if words:
+        if option["name"] in CARD_OPTIONS:  # behind a count: "2xA1"
+            values += ('            [[ $cur =~ ^[0-9]+x ]] && many=${BASH_REMATCH[0]}\n'
+                       '            mapfile -t COMPREPLY < <(compgen -P "$many" -W \'%s\' -- "${cur#"$many"}")\n'
+                       % " ".join(table["cards"]))
+        elif words:
             values += '            mapfile -t COMPREPLY < <(compgen %s -- "$cur")\n' % words
         values += "            return\n            ;;\n"
     options = ""
@@ -178,7 +192,8 @@ def bash(table):
         options += "        %s) options='%s' ;;\n" % (command["name"], " ".join(spelled))
     names = all_names(table)
     return (BASH.replace("@VALUES@", values).replace("@OPTIONS@", options)
-            .replace("@PATTERN@", " | ".join(names)).replace("@NAMES@", " ".join(names)))
+            .replace("@PATTERN@", " | ".join(names)).replace("@NAMES@", " ".join(names))
+            .replace("@MODELS@", model_names(table)))
 
 
 ZSH = """#compdef qconv
@@ -214,7 +229,7 @@ fi
 """
 
 
-def zsh_option(option):
+def zsh_option(option, cards):
     names = {"name": option["name"], "letter": option["letter"]}
     if option["letter"] and option["repeats"]:
         head = "'*'{-%(letter)s,--%(name)s}'[" % names
@@ -226,12 +241,15 @@ def zsh_option(option):
     value = ""
     if option["kind"] != "switch":
         value = ":%s:" % quoted(option["argument"] or option["name"], True)
+    if option["name"] in CARD_OPTIONS:
+        value += "(%s)" % " ".join(cards)
     value += {"choice": "(%s)" % " ".join(option["choices"]), "file": "_files"}.get(option["kind"], "")
     return "                %s%s]%s' \\\n" % (head, quoted(option["help"], True), value)
 
 
-def zsh_place(usage, name, kind, names):
-    what = {"path": "_files", "directory": "_files -/", "command": "(%s)" % " ".join(names)}[kind]
+def zsh_place(command, name, kind, names, models):
+    usage = command["usage"]
+    what = "{_files; compadd -- %s}" % models if command["name"] == "plan" else {"path": "_files", "directory": "_files -/", "command": "(%s)" % " ".join(names)}[kind]
     return "                ':%s%s:%s' \\\n" % (":" if "[%s]" % name in usage else "", name, what)
 
 
@@ -244,9 +262,9 @@ def zsh(table):
         arguments += "        %s)\n            _arguments -s \\\n" % command["name"]
         for option in table["options"]:
             if command["name"] in option["commands"]:
-                arguments += zsh_option(option)
+                arguments += zsh_option(option, table["cards"])
         for name, kind in zip(command["places"], command["place_kinds"]):
-            arguments += zsh_place(command["usage"], name, kind, names)
+            arguments += zsh_place(command, name, kind, names, model_names(table))
         arguments += "                && return\n            ;;\n"
     for command in table["python_commands"]:
         arguments += "        %s)\n            _files && return\n            ;;\n" % command["name"]
@@ -273,7 +291,7 @@ end
 """
 
 
-def fish_option(option):
+def fish_option(option, cards):
     line = "complete -c qconv -n '__qconv_is %s' -l %s" % (" ".join(option["commands"]), option["name"])
     if option["letter"]:
         line += " -s " + option["letter"]
@@ -281,6 +299,8 @@ def fish_option(option):
         line += " -r -F" if option["kind"] == "file" else " -x"
     if option["kind"] == "choice":
         line += " -a '%s'" % " ".join(option["choices"])
+    if option["name"] in CARD_OPTIONS:
+        line += " -a '%s'" % " ".join(cards)
     return line + ' -d "%s"\n' % option["help"]
 
 
@@ -291,7 +311,8 @@ def fish(table):
         text += "complete -c qconv -n 'not __qconv_command >/dev/null' -a %s -d \"%s\"\n" % (
             command["name"], command["summary"])
     text += "complete -c qconv -n '__qconv_is help' -f -a '%s'\n" % names
-    return text + "".join(map(fish_option, table["options"]))
+    text += "complete -c qconv -n '__qconv_is plan' -a '%s'\n" % model_names(table)
+    return text + "".join(fish_option(o, table["cards"]) for o in table["options"])
 
 
 PAGES = {"qconv.1": man_page, "qconv.bash": bash, "qconv.zsh": zsh, "qconv.fish": fish}

@@ -210,7 +210,14 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
     static const char *const foreign[] = {".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".npz"};
     qc_checkpoint_names found = {0};
     qc_checkpoint_names torch = {0};
+    const char *below = NULL, *partial = NULL;
     for (size_t i = 0; i < count; i++) {
+        const char *path = tree[i].path;
+        if (!below && strchr(path, '/') && *path != '.' &&
+            (qc_ends_with(path, ST_SUFFIX) || qc_ends_with(path, ST_ZST_SUFFIX)))
+            below = path;
+        if (!partial && qc_ends_with(path, ".incomplete"))
+            partial = path;
         if (qc_checkpoint_name_is_torch(tree[i].path))
             qc_checkpoint_names_add(&torch, tree[i].path);
         for (size_t k = 0; k < sizeof foreign / sizeof *foreign; k++) {
@@ -221,12 +228,18 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
     if (torch.count)
         return qc_checkpoint_refuse_torch(c->path, qc_checkpoint_names_text(&torch), err);
     if (found.count)
-        QC_FAIL(
-            err, QC_ERR_UNSUPPORTED,
-            "%s has no .safetensors file, but only weights in formats that qconv does not read: %s",
-            c->path, qc_checkpoint_names_text(&found));
-    QC_FAIL(err, QC_ERR_INPUT, "%s has no .safetensors file; give the folder that has the weights",
-            c->path);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s has no .safetensors file, but only weights in formats that qconv does not "
+                "read: %s; take the checkpoint that they were made from",
+                c->path, qc_checkpoint_names_text(&found));
+    if (partial)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s has no .safetensors file, but %s, which is not whole: download it again",
+                c->path, partial);
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s has no .safetensors file; give the folder that has the weights%s%s%s%.*s", c->path,
+            below ? ", such as " : "", below ? c->path : "", below ? "/" : "",
+            below ? (int)(strrchr(below, '/') - below) : 0, below ? below : "");
 }
 
 static int is_safetensors(const char *path)

@@ -54,7 +54,7 @@ qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64
                 length, QC_ST_MAX_HEADER_BYTES);
     QC_FAIL(err, QC_ERR_TRUNCATED,
             "the header of %" PRIu64 " bytes is cut off: the file has %" PRIu64
-            " bytes, so %" PRIu64 " are missing",
+            " bytes, so %" PRIu64 " are missing; download or copy it again",
             length, file_bytes, length - (file_bytes - 8));
 }
 
@@ -208,7 +208,8 @@ static qc_status check_cover(qc_st_header *h, uint64_t data_bytes, qc_error *err
     if (cut)
         QC_FAIL(err, QC_ERR_TRUNCATED,
                 "the data has %" PRIu64 " bytes, but the tensors need %" PRIu64 ": %" PRIu64
-                " are missing, and '%.*s' is the first tensor that is not whole",
+                " are missing, and '%.*s' is the first tensor that is not whole; download or "
+                "copy it again",
                 data_bytes, end, end - data_bytes, NAME_SHOWN_BYTES, cut->name);
     if (end < data_bytes)
         QC_FAIL(err, QC_ERR_INPUT,

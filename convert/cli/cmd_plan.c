@@ -19,6 +19,8 @@
 #include "convert/term/target_file.h"
 #include "formats/file_io.h"
 
+#include <string.h>
+
 #define MAX_TEXT_BYTES (1u << 30)
 
 /* Without --vram the devices are this machine's GPUs, or its memory where it has none. */
@@ -36,6 +38,35 @@ static qc_status choose_devices(qc_budget *vram, qc_arena *arena, const qc_call 
     return qc_budget_parse(vram, arena, "cpu", err);
 }
 
+/* Says how a plan that fits comes true, and what loads the output then. */
+static qc_status add_next(const qc_fit_report *r, const qc_options *o, qc_strbuf *out,
+                          qc_error *err)
+{
+    const qc_known_model *known = r->has_weights ? NULL : qc_known_model_meant(r->model);
+    const char *model = known ? strchr(known->id, '/') + 1 : r->model;
+    qc_loaders plain = *r->loaders;
+    plain.compressed = 0;
+    qc_strbuf_puts(out, "\n");
+    if (known)
+        qc_strbuf_putf(out, "  hf download %s --local-dir %s\n", known->id, model);
+    qc_strbuf_puts(out, "  ");
+    qc_shell_word(out, strchr(o->program, '/') ? o->program : "qconv");
+    if (!o->convert.plan.recipe.to_given)
+        qc_strbuf_putf(out, " --to %s", r->to);
+    qc_strbuf_puts(out, o->for_convert);
+    if (!strstr(o->for_convert, "--vram "))
+        qc_strbuf_putf(out, " --vram %s", r->fit->budget->text);
+    qc_strbuf_puts(out, " --compress none ");
+    qc_shell_word(out, model);
+    qc_strbuf_puts(out, " OUT\n");
+    if (r->fit->ranks == 0)
+        return qc_next_steps_text(&plain, o->program, "OUT", out, err);
+    qc_strbuf_puts(out, "  ");
+    qc_fit_serve_text(r, out);
+    qc_strbuf_puts(out, "\n");
+    return QC_OK;
+}
+
 static qc_status print_plan(const qc_fit_report *r, const qc_options *o, qc_error *err)
 {
     qc_strbuf out;
@@ -46,6 +77,8 @@ static qc_status print_plan(const qc_fit_report *r, const qc_options *o, qc_erro
         qc_strbuf_puts(&out, "\n");
         st = qc_auto_explain(r->chosen, o->call.verbose, &out, err);
     }
+    if (st == QC_OK && !o->call.json && r->fit->fits)
+        st = add_next(r, o, &out, err);
     return qc_console_deliver(st, &out, NULL, err);
 }
 
@@ -155,6 +188,18 @@ static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model
     return plan_and_print(o, arena, &subject, err);
 }
 
+/* Says which model is planned where another name was typed. */
+static void say_which(const qc_options *o, const qc_checkpoint *model, int has_weights)
+{
+    const char *hub = qc_hub_id_of(o->model), *id = hub ? hub : o->model;
+    const qc_known_model *known = qc_known_model_meant(o->model);
+    if (!has_weights && known && strcmp(model->path, known->id) == 0 && !qc_known_model_find(id))
+        qc_console_warn(&o->call, "'%s' is taken as %s, %s", id, known->id,
+                        qc_known_model_find(strchr(id, '/') ? strchr(id, '/') + 1 : "")
+                            ? "which has the same name"
+                            : "the only well-known model whose name begins so");
+}
+
 qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
 {
     qc_arena arena;
@@ -167,6 +212,8 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     qc_status st = choose_devices(&own.convert.plan.fit.vram, &arena, &o->call, err);
     if (st == QC_OK)
         st = qc_model_open(&model, o->model, &has_weights, err);
+    if (st == QC_OK)
+        say_which(o, model, has_weights);
     if (st == QC_OK)
         st = qc_target_file_spares("--device-map", o->device_map, model, err);
     if (st == QC_OK)

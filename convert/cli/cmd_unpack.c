@@ -1,6 +1,9 @@
 /* qconv unpack OUT DIR: writes the same output with plain .safetensors files and checks every byte
  * on the way. DIR equals what "convert --compress none" would have written, byte for byte.
  *
+ * Without DIR the plain shards take the place of the compressed ones. If that stops while the files
+ * move, the same command moves the rest.
+ *
  * With --device it writes only the shards of that device, an index of them and a manifest of just
  * those: a part that can be verified and loaded by itself. The other shards need not be there. */
 #include "base/checked.h"
@@ -207,7 +210,7 @@ static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, cons
     size_t n = 0;
     *complete = 0;
     QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
-    if (e.kind == QC_ENTRY_FILE && !o->convert.force) {
+    if (e.kind == QC_ENTRY_FILE && o->out && !o->convert.force) {
         QC_TRY(is_unpacked(complete, &why, d, o, err));
         if (!*complete)
             return qc_output_refuse(&why, d->path, err);
@@ -240,6 +243,11 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     QC_TRY(qc_manifest_load(&m, d->arena, o->model, err));
     if (o->device)
         QC_TRY(keep_device(&m, o, err));
+    if (!o->out && !m.compressed) {
+        *complete = 1;
+        qc_console_warn(&o->call, "%s has plain files already", o->model);
+        return QC_OK;
+    }
     QC_TRY(check_before(d, &m, o, complete, err));
     if (*complete)
         return QC_OK;
@@ -275,20 +283,50 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     return qc_output_dir_move(d, err);
 }
 
+/* Opens OUT itself. If files of an earlier unpacking were on their way, they are moved. */
+static qc_status begin_in_place(qc_output_dir *d, const qc_options *o, int *complete, qc_error *err)
+{
+    qc_entry staging;
+    if (o->device)
+        QC_FAIL(err, QC_ERR_USAGE, "DIR is missing: --device leaves out the rest of %s", o->model);
+    QC_TRY(qc_beneath_look_once(o->model, QC_STAGING_NAME, &staging, err));
+    if (staging.kind == QC_ENTRY_MISSING) { /* says what is wrong with a folder that is no output */
+        qc_manifest m;
+        QC_TRY(qc_manifest_load(&m, o->call.arena, o->model, err));
+    }
+    QC_TRY(qc_output_dir_open(d, o->call.arena, o->model, NULL, o->convert.force, 0, 1, err));
+    if (d->had_journal || (d->dead.shard_count > 0 && d->dead.compressed)) {
+        qc_output_dir_leave(d);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s holds an interrupted conversion, which its own command continues", o->model);
+    }
+    if (d->dead.shard_count == 0) {
+        qc_output_dir_clear(d);
+        return QC_OK;
+    }
+    *complete = 1;
+    qc_console_warn(&o->call, "%s was being unpacked; the files that were missing are in place now",
+                    o->model);
+    return qc_output_dir_move_on(d, err);
+}
+
 qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
 {
-    qc_output_dir d;
+    qc_output_dir d = QC_OUTPUT_DIR_NONE;
     qc_scan_result result;
     int complete = 0;
     uint64_t started = qc_clock_ns();
     QC_TRY(qc_checkpoint_check_single(o->model, err));
-    qc_status st = qc_output_dir_begin(&d, o->call.arena, o->out, o->model, o->convert.force, err);
-    if (st == QC_OK)
+    qc_status st =
+        o->out ? qc_output_dir_begin(&d, o->call.arena, o->out, o->model, o->convert.force, err)
+               : begin_in_place(&d, o, &complete, err);
+    if (st == QC_OK && !complete)
         st = unpack_into(&d, o, &result, &complete, err);
     qc_output_dir_abort(&d);
     QC_TRY(st);
     if (complete)
         return QC_OK;
-    return qc_scan_report(&o->call, &(qc_scan_subject){"unpacked", o->model, o->out, NULL}, &result,
-                          (double)(qc_clock_ns() - started) * 1e-9, err);
+    return qc_scan_report(
+        &o->call, &(qc_scan_subject){"unpacked", o->model, o->out ? o->out : o->model, NULL},
+        &result, (double)(qc_clock_ns() - started) * 1e-9, err);
 }

@@ -109,11 +109,14 @@ const qc_command_row qc_command_table[] = {
      .summary = "decompress an output to plain .safetensors files",
      .text = "Write the qconv output OUT to the directory DIR with its shards decompressed, "
              "ready for from_pretrained. The hashes are checked on the way. The result is byte "
-             "for byte what converting with --compress none writes.",
-     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}, {"DIR", QC_PLACE_DIR, 0, WRITTEN_NAMES}},
+             "for byte what converting with --compress none writes. Without DIR the plain shards "
+             "take the place of the compressed ones, once all are written and checked.",
+     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}, {"DIR", QC_PLACE_DIR, 1, WRITTEN_NAMES}},
      .place_count = 2,
      .examples = "qconv unpack llama-nf4 plain\n"
-                 "make files for loaders that do not read .zst\n"},
+                 "make files for loaders that do not read .zst\n"
+                 "qconv unpack llama-nf4\n"
+                 "the same, in place of the compressed ones\n"},
     {.command = QC_CMD_VALIDATE,
      .name = "validate",
      .foreign = "test accuracy",

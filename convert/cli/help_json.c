@@ -1,6 +1,8 @@
 /* The table of commands and options as JSON, for programs that call qconv, and for
  * cmake/make_pages.py, which makes the manual page and the completions of it. */
 #include "convert/cli/help.h"
+#include "convert/hardware/card_table.h"
+#include "convert/known/known_models.h"
 #include "formats/json_writer.h"
 
 static const char *const kinds[] = {
@@ -107,6 +109,21 @@ static void write_rows(qc_json_writer *w, const char *key, const char *name, con
     qc_json_end(w);
 }
 
+/* The names that a shell completes: of models for plan, of cards for --vram and --as. */
+static void write_models_and_cards(qc_json_writer *w)
+{
+    unsigned count = 0;
+    const qc_known_model *models = qc_known_models(&count);
+    qc_json_begin_list(w, "models");
+    for (unsigned i = 0; i < count; i++)
+        qc_json_put_text(w, NULL, models[i].id);
+    qc_json_end(w);
+    qc_json_begin_list(w, "cards");
+    for (unsigned i = 0; i < qc_card_count; i++)
+        qc_json_put_text(w, NULL, qc_card_table[i].name);
+    qc_json_end(w);
+}
+
 qc_status qc_help_json(qc_strbuf *out, qc_command command, qc_error *err)
 {
     qc_json_writer w;
@@ -127,5 +144,6 @@ qc_status qc_help_json(qc_strbuf *out, qc_command command, qc_error *err)
                qc_python_command_count);
     write_rows(&w, "exit_codes", "code", "meaning", qc_exit_code_table, qc_exit_code_count);
     write_rows(&w, "environment", "name", "meaning", qc_environment_table, qc_environment_count);
+    write_models_and_cards(&w);
     return qc_json_end_text(&w);
 }

@@ -95,7 +95,7 @@ const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
 const qc_option_row qc_option_table[] = {
     {ROW("to", FITTING, OUTPUT), CHOICE(convert.plan.recipe.to), CHOICES(QC_TO_NAMES),
      GIVEN(convert.plan.recipe.to_given), .required = CONVERT,
-     .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
+     .dflt_of = {PLAN, "nf4, or keep for what has 4 bits or bitsandbytes' form already"}, .since = "0.1.0",
      FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
                        "quant-method qtype q outtype out-type scheme type precision "
                        "dtype torch-dtype method target",

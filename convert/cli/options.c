@@ -534,6 +534,29 @@ static qc_status merge_rules(qc_options *o, qc_error *err)
     return QC_OK;
 }
 
+/* Writes the options of `plan` as they were typed, for the command that makes the plan so. */
+static qc_status tell_convert(const parse *p, qc_options *o, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    for (size_t i = 0; i < p->item_count; i++) {
+        const item *it = &p->items[i];
+        if (it->implied || !(it->row->commands & QC_CMD_BIT(QC_CMD_CONVERT)) ||
+            it->row->group > QC_GROUP_FIT)
+            continue;
+        qc_strbuf_putf(&text, " --%s", it->row->name);
+        if (it->value) {
+            qc_strbuf_puts(&text, " ");
+            qc_shell_word(&text, it->value);
+        }
+    }
+    qc_status st = qc_strbuf_status(&text, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(p->arena, &o->for_convert, text.data ? text.data : "", text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
 qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **argv, qc_error *err)
 {
     parse p = {.arena = arena};
@@ -569,5 +592,6 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);
+    QC_TRY(tell_convert(&p, out, err));
     return merge_rules(out, err);
 }

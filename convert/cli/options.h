@@ -43,6 +43,7 @@ typedef struct {
     const char *device_map;    /* plan --device-map FILE, or NULL */
     int count_codes;           /* verify --codes */
     unsigned engines;          /* --for: bit e for qc_engine e; 0 where it was not given */
+    const char *for_convert;   /* plan: those of its options that convert has, for a shell */
     const char *as;            /* hardware: --as, or NULL */
     const char *device;        /* unpack: only the shards of this device; NULL for all */
     qc_device_options devices; /* main.c sets what this build can do */

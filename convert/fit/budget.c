@@ -193,7 +193,12 @@ static int take_count(span *t, uint64_t *count)
     while (sign < end && is_blank(*sign))
         sign++;
     size_t n = times_sign(sign, end);
+    const span behind = trimmed(sign + n, end);
     if (digits == t->s || n == 0)
+        return 0;
+    /* In "3090x2" the count stands behind. */
+    if (qc_card_find(t->s, (size_t)(digits - t->s)) && behind.len > 0 &&
+        strspn(behind.s, "0123456789") >= behind.len)
         return 0;
     *count = count_of(t->s, digits);
     *t = trimmed(sign + n, end);
@@ -263,6 +268,55 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     return QC_OK;
 }
 
+/* Copies a term without blanks, and a size in one spelling, "40GB" for "40g", so that two ways to
+ * write a budget are one text. */
+static void put_term(qc_strbuf *out, span t)
+{
+    const char *colon = memchr(t.s, ':', t.len);
+    span size = colon ? (span){colon + 1, t.len - (size_t)(colon + 1 - t.s)} : t;
+    uint64_t count = 0;
+    (void)(!colon && take_count(&size, &count));
+    char word[QUOTED_MOST + 1];
+    size_t n = 0;
+    for (size_t i = 0; i < size.len && n < QUOTED_MOST; i++)
+        if (!is_blank(size.s[i]))
+            word[n++] = size.s[i];
+    word[n] = '\0';
+    const size_t number = strspn(word, "0123456789."), unit = number + 1;
+    const size_t tail = unit + (number < n && qc_lower(word[unit]) == 'i');
+    const int is_size = number > 0 && number < n && strchr("kmgt", qc_lower(word[number])) &&
+                        (word[tail] == '\0' || (qc_lower(word[tail]) == 'b' && tail + 1 == n)) &&
+                        !qc_card_find(word, n);
+    for (const char *s = t.s; s < size.s; s++)
+        if (!is_blank(*s))
+            qc_strbuf_put(out, s, 1);
+    if (is_size)
+        qc_strbuf_putf(out, "%.*s%c%sB", (int)number, word, word[number] & ~0x20,
+                       tail > unit ? "i" : "");
+    else
+        qc_strbuf_puts(out, word);
+}
+
+/* Writes out->text anew from its terms. */
+static qc_status settle_text(qc_budget *out, qc_arena *arena, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    for (const char *s = out->text;; s++) {
+        const char *end = s + strcspn(s, "+,");
+        put_term(&text, trimmed(s, end));
+        if (*end == '\0')
+            break;
+        qc_strbuf_put(&text, end, 1);
+        s = end;
+    }
+    qc_status st = qc_strbuf_status(&text, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(arena, &out->text, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
 qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_error *err)
 {
     memset(out, 0, sizeof *out);
@@ -295,7 +349,7 @@ qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_
                 QUOTED_MOST, text);
     if (p.has_disk)
         out->devices[out->count++] = p.disk;
-    return QC_OK;
+    return settle_text(out, arena, err);
 }
 
 const char *qc_budget_card_without_int8(const qc_budget *b)

@@ -174,14 +174,35 @@ void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
     qc_tp_serve_options(out, r->use, r->fit->ranks);
 }
 
+/* Says what a verdict on the context rests on, where the context decides. */
+static void add_context(const qc_fit_report *r, qc_strbuf *out)
+{
+    char count[QC_SIZE_TEXT_BYTES];
+    const qc_fit_options *use = r->use;
+    if (r->fit->fits || !r->generates || (r->whole.max_context == 0 && r->steps.max_context == 0))
+        return;
+    qc_strbuf_putf(out, " %s tokens", qc_text_count(count, use->context));
+    if (use->batch > 1)
+        qc_strbuf_putf(out, " in each of %" PRIu64 " sequences", use->batch);
+    if (use->prefill) {
+        qc_strbuf_putf(out, " with prompts read %s at a time", qc_text_count(count, use->prefill));
+        return;
+    }
+    qc_strbuf_puts(out, " with prompts read whole");
+    if (use->batch == 1 && r->steps.max_context >= use->context)
+        qc_strbuf_putf(out, "; with --prefill %" PRIu64 " it fits %s", r->steps.tokens,
+                       qc_text_count(count, r->steps.max_context));
+}
+
 static void add_head(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     int unknown = r->fit->geometry->cache_unknown;
-    qc_strbuf_show(out, "%s as %s on %s: %s%s\n", r->model, r->to, r->fit->budget->text,
+    qc_strbuf_show(out, "%s as %s on %s: %s%s", r->model, r->to, r->fit->budget->text,
                    r->fit->fits ? "fits" : "does not fit",
                    unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
-    qc_strbuf_puts(out, "\n");
+    add_context(r, out);
+    qc_strbuf_puts(out, "\n\n");
     qc_strbuf_putf(out, "  weights    %s in %s parameters",
                    qc_text_bytes(size, r->fit->weight_bytes), qc_text_count(count, r->parameters));
     if (r->parameters)
@@ -447,11 +468,6 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
             "  spilled to the host%s: %s cross its link for every token, which takes at least %s\n",
             disk ? " and to disk" : "", qc_text_bytes(size, fit->transfer_bytes_per_token),
             qc_text_seconds(time, fit->transfer_seconds));
-    if (fit->ranks > 0 && fit->fits) {
-        qc_strbuf_puts(out, "\n  ");
-        qc_fit_serve_text(r, out);
-        qc_strbuf_puts(out, "\n");
-    }
     if (!fit->fits) {
         qc_strbuf_puts(out, "\n");
         qc_strbuf_putf(out, "short by %s on %s", qc_text_bytes(size, fit->short_by_bytes),

@@ -2,12 +2,19 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-enum { MAX_SUGGESTIONS = 10, MAX_CHOICES = 5, MIN_CONTEXT = 256, MAX_MARGIN_PERCENT = 99 };
+enum {
+    MAX_SUGGESTIONS = 16,
+    MAX_CHOICES = 5,
+    MAX_COMBINED = 2, /* several free changes at once, where none alone is enough */
+    MIN_CONTEXT = 256,
+    MAX_MARGIN_PERCENT = 99
+};
 /* This is more than any host has, but so little that sums with it do not overflow. */
 #define AMPLE_BYTES (UINT64_C(1) << 50)
 #define GB          UINT64_C(1000000000)
@@ -97,7 +104,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
 {
     const qc_recipe_options offered = recipe_of(s);
     const qc_to small = smallest_of(&offered);
-    const qc_to ladder[] = {QC_TO_INT8, small, QC_TO_AUTO};
+    const qc_to ladder[] = {QC_TO_KEEP, QC_TO_INT8, small, QC_TO_AUTO};
     /* Whether some choice fits does not depend on the errors, because NF4 everywhere is one
      * choice. */
     qc_plan_subject unread = *s->subject;
@@ -106,14 +113,17 @@ static qc_status other_precision(seeker *s, qc_error *err)
     if (o->recipe.to == small || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;
-    for (size_t i = o->recipe.to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+    for (size_t i = o->recipe.to == QC_TO_INT8 ? 2 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+        if (ladder[i] == QC_TO_KEEP &&
+            (!s->planned->recipe.input_is_coded || o->recipe.to == QC_TO_KEEP))
+            continue;
         if (ladder[i] == small && s->count > 0)
             continue; /* int8 fits already, and is more precise */
         qc_plan_options trial = *o;
         qc_planned_model planned;
         int made = 0;
         const char *change = NULL;
-        trial.recipe = offered;
+        trial.recipe = ladder[i] == QC_TO_KEEP ? o->recipe : offered;
         trial.recipe.to = ladder[i];
         if (ladder[i] == QC_TO_INT8) {
             if (qc_budget_card_without_int8(&o->fit.vram))
@@ -125,10 +135,13 @@ static qc_status other_precision(seeker *s, qc_error *err)
         QC_TRY(try_plan(&planned, &made, &s->scratch, &unread, &trial, err));
         if (!made || !planned.fit.fits)
             continue;
-        const int given = offered.format == o->recipe.format || ladder[i] == QC_TO_INT4;
+        const int given = offered.format == o->recipe.format || ladder[i] == QC_TO_INT4 ||
+                          ladder[i] == QC_TO_KEEP;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s%s", qc_to_name(ladder[i]),
                                given ? "" : " --format compressed-tensors"));
         QC_TRY(add_suggestion(s, &planned.fit, change, "", err));
+        if (ladder[i] == QC_TO_KEEP)
+            return QC_OK; /* what was released quantized is best as it is */
     }
     return QC_OK;
 }
@@ -168,16 +181,143 @@ static qc_status smaller_batch(seeker *s, qc_error *err)
     return less_of(s, &use, &use.batch, 1, "--batch", err);
 }
 
-static qc_status narrower_cache(seeker *s, qc_error *err)
+/* ---- what costs no card and no token ---- */
+
+/* In the order in which they are offered. */
+enum { IN_STEPS, WITHOUT_MTP, SMALL_HEAD, SMALL_CACHE, FREE_CHANGES };
+
+static int is_kept_by_rule(const qc_recipe_options *r, const char *name)
 {
-    qc_fit_options use = s->options->fit;
-    qc_fit fit;
-    if (!s->subject->geometry->decoder || use.kv_bits <= 8)
-        return QC_OK;
-    use.kv_bits = 8;
-    QC_TRY(try_fit(s, &fit, &use, err));
-    return fit.fits ? add_suggestion(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
+    int kept = 0;
+    for (uint32_t i = 0; i < r->rule_count; i++)
+        if (qc_glob_match(r->rules[i].glob, name))
+            kept = !r->rules[i].quantize;
+    return kept;
 }
+
+/* Finds an output head in 16 bits that from_pretrained loads quantized, which vLLM does not. */
+static const char *find_head(const seeker *s)
+{
+    const qc_planned_model *p = s->planned;
+    const qc_recipe_options *r = &s->options->recipe;
+    if (p->fit.ranks > 0 || r->to == QC_TO_AUTO || !qc_to_quantizes(r->to))
+        return NULL;
+    for (uint32_t i = 0; i < p->plan.job_count; i++) {
+        const qc_job *j = &p->plan.jobs[i];
+        if (j->entry->role == QC_ROLE_HEAD && j->scheme == QC_SCHEME_KEEP && j->ndim == 2 &&
+            !strpbrk(j->name, "*?[\\") && !is_kept_by_rule(r, j->name))
+            return j->name;
+    }
+    return NULL;
+}
+
+static int has_mtp(const qc_planned_model *p)
+{
+    for (uint32_t i = 0; i < p->segments.count; i++)
+        if (p->segments.segments[i].kind == QC_SEGMENT_EXTRA)
+            return 1;
+    return 0;
+}
+
+/* Plans with the changes whose bits are set. *fit is in scratch memory, and valid until the next
+ * call. */
+static qc_status try_free(seeker *s, qc_fit *fit, unsigned set, const char *head, qc_error *err)
+{
+    qc_plan_options *trial = NULL;
+    qc_planned_model *planned = NULL;
+    qc_plan_subject unread = *s->subject;
+    int made = 0;
+    unread.has_weights = 0;
+    qc_arena_deinit(&s->scratch); /* one plan at a time */
+    qc_arena_init(&s->scratch);
+    QC_TRY(qc_arena_array(&s->scratch, &trial, 1, err));
+    *trial = *s->options;
+    if (set >> IN_STEPS & 1)
+        trial->fit.prefill = QC_USUAL_PREFILL;
+    if (set >> SMALL_CACHE & 1)
+        trial->fit.kv_bits = 8;
+    if (!(set & (1u << WITHOUT_MTP | 1u << SMALL_HEAD)))
+        return try_fit(s, fit, &trial->fit, err);
+    qc_recipe_options *r = &trial->recipe;
+    if (set >> WITHOUT_MTP & 1)
+        r->drop_mtp = 1;
+    if (set >> SMALL_HEAD & 1) {
+        qc_rule *rules = NULL;
+        QC_TRY(qc_arena_array(&s->scratch, &rules, (size_t)r->rule_count + 1, err));
+        for (uint32_t i = 0; i < r->rule_count; i++)
+            rules[i] = r->rules[i];
+        rules[r->rule_count++] = (qc_rule){1, head};
+        r->rules = rules;
+    }
+    QC_TRY(qc_arena_array(&s->scratch, &planned, 1, err));
+    QC_TRY(try_plan(planned, &made, &s->scratch, &unread, trial, err));
+    *fit = planned->fit;
+    fit->fits &= made;
+    return QC_OK;
+}
+
+static qc_status offer_free(seeker *s, const qc_fit *fit, unsigned set, const char *head,
+                            qc_error *err)
+{
+    const char *const words[] = {[WITHOUT_MTP] = "--drop-mtp", [SMALL_CACHE] = "--kv-dtype fp8"};
+    const char *change = "";
+    for (int i = 0; i < FREE_CHANGES; i++) {
+        if (!(set >> i & 1))
+            continue;
+        const char *before = change, *space = *change ? " " : "";
+        if (i == IN_STEPS)
+            QC_TRY(qc_arena_printf(s->arena, &change, err, "%s%s--prefill %u", before, space,
+                                   QC_USUAL_PREFILL));
+        else if (i == SMALL_HEAD)
+            QC_TRY(
+                qc_arena_printf(s->arena, &change, err, "%s%s--quantize %s", before, space, head));
+        else
+            QC_TRY(qc_arena_printf(s->arena, &change, err, "%s%s%s", before, space, words[i]));
+    }
+    return add_suggestion(
+        s, fit, change,
+        set >> IN_STEPS & 1 ? " (prompts are read in steps: vLLM's --max-num-batched-tokens)" : "",
+        err);
+}
+
+/* Offers each change that is enough by itself; if there is none, the smallest sets that are. */
+static qc_status free_changes(seeker *s, qc_error *err)
+{
+    const qc_fit_options *use = &s->options->fit;
+    const int cached = s->subject->geometry->decoder;
+    const char *head = find_head(s);
+    unsigned possible = 0;
+    qc_fit fit;
+    if (use->prefill == 0 && cached && use->context > QC_USUAL_PREFILL)
+        possible |= 1u << IN_STEPS;
+    if (!s->options->recipe.drop_mtp && has_mtp(s->planned))
+        possible |= 1u << WITHOUT_MTP;
+    if (head)
+        possible |= 1u << SMALL_HEAD;
+    if (cached && use->kv_bits > 8)
+        possible |= 1u << SMALL_CACHE;
+    /* A head that is dequantized takes workspace, so all of them together are not always best. */
+    int hope = 0;
+    for (int with_head = 0; with_head < 2 && !hope; with_head++) {
+        const unsigned all = with_head ? possible : possible & ~(1u << SMALL_HEAD);
+        QC_TRY(try_free(s, &fit, all, head, err));
+        hope = fit.fits;
+    }
+    for (int size = 1, found = 0; hope && !found && size <= FREE_CHANGES; size++)
+        for (unsigned set = 1; set < 1u << FREE_CHANGES; set++) {
+            if (set & ~possible || __builtin_popcount(set) != size ||
+                (size > 1 && found == MAX_COMBINED))
+                continue;
+            QC_TRY(try_free(s, &fit, set, head, err));
+            if (!fit.fits)
+                continue;
+            QC_TRY(offer_free(s, &fit, set, head, err));
+            found++;
+        }
+    return QC_OK;
+}
+
+/* ---- other changes ---- */
 
 /* Tries a larger share of each device, in hundredths, but never all of it. */
 static qc_status larger_margin(seeker *s, qc_error *err)
@@ -340,8 +480,8 @@ static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error 
     return QC_OK;
 }
 
-static const kind changes[] = {other_precision, shorter_context, smaller_batch, narrower_cache,
-                               host_memory,     more_cards,      more_ranks,    larger_margin};
+static const kind changes[] = {free_changes, other_precision, shorter_context, smaller_batch,
+                               host_memory,  more_cards,      more_ranks,      larger_margin};
 
 /* Where no change alone is enough, this tries NF4 and one more change. */
 static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
@@ -361,7 +501,7 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
         return QC_OK;
     inner.planned = &planned;
     inner.options = &trial;
-    QC_TRY(try_kinds(&inner, changes + 1, sizeof changes / sizeof *changes - 1, err));
+    QC_TRY(try_kinds(&inner, changes, sizeof changes / sizeof *changes, err));
     for (s->count = 0; s->count < inner.count; s->count++) {
         qc_suggestion *g = &s->list[s->count];
         QC_TRY(qc_arena_printf(s->arena, &g->change, err, "--to %s and %s",

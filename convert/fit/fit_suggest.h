@@ -1,7 +1,8 @@
-/* Finds what would make a model fit that does not: another precision, a shorter context, a smaller
- * batch, a narrower cache, a cpu tier, more cards, or a larger margin. What costs least comes
- * first. Every suggestion was planned anew and fits. With --to auto, that is planned with the
- * smallest choice, so no weight is measured again. */
+/* Finds what would make a model fit that does not. What costs least comes first: prompts in steps,
+ * no multi-token prediction, a quantized head, a narrower cache, or several of these; then another
+ * precision, a shorter context, a smaller batch, a cpu tier, more cards, or a larger margin. Every
+ * suggestion was planned anew and fits. With --to auto, that is planned with the smallest choice,
+ * so no weight is measured again. */
 #ifndef QC_CONVERT_FIT_SUGGEST_H
 #define QC_CONVERT_FIT_SUGGEST_H
 

@@ -3,9 +3,28 @@
 #include "base/checked.h"
 #include "convert/fit/plugin_share.h"
 #include "convert/fit/tensor_parallel.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/term/size_text.h"
 
 #include <string.h>
+
+/* Do weights that have 4 bits or fewer already hold most of the parameters? */
+static int has_few_bits(const qc_recipe *recipe, const qc_checkpoint *model)
+{
+    enum { FEW_BITS = 4 };
+    uint64_t few = 0, all = 0;
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        const qc_coded_weight *w = recipe->entries[i].coded;
+        uint64_t elems = 0;
+        if (recipe->entries[i].owner != UINT32_MAX ||
+            qc_shape_elems(w ? w->dims : model->tensors[i].dims,
+                           w ? w->ndim : model->tensors[i].ndim, &elems, NULL) != QC_OK)
+            continue;
+        all = qc_sat_add(all, elems);
+        few = qc_sat_add(few, w && qc_coded_bits(w) <= FEW_BITS ? elems : 0);
+    }
+    return few > all / 2;
+}
 
 qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
                            const qc_plan_subject *subject, qc_error *err)
@@ -22,8 +41,9 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
     probe.rules = NULL;
     probe.rule_count = 0;
     QC_TRY(qc_recipe_make(&recipe, arena, subject->model, &probe, err));
-    options->recipe.to =
-        recipe.input_is_quantized || fit->parallel == QC_PARALLEL_TENSOR ? QC_TO_KEEP : QC_TO_NF4;
+    const int keeps = recipe.input_is_quantized || fit->parallel == QC_PARALLEL_TENSOR ||
+                      has_few_bits(&recipe, subject->model);
+    options->recipe.to = keeps ? QC_TO_KEEP : QC_TO_NF4;
     return QC_OK;
 }
 

@@ -37,6 +37,9 @@
 /* Where cards share a first name, a search for it finds the one that comes first. */
 /* clang-format off */
 const qc_card qc_card_table[] = {
+    /* Pascal, on which bitsandbytes runs and qconv's own kernels do not */
+    {"P100-16GB", " p100 p100-16 p100-pcie ", "P100-PCIE-16GB|P100-SXM2-16GB",
+     60, DERIVED(16280), 732e9, PCIE3_X16, 0},
     /* Volta */
     {"V100-16GB", " v100 v100-16 v100-sxm2 v100-sxm2-16gb ", "V100-SXM2-16GB",
      70, SEEN(1577), 900e9, PCIE3_X16, 150e9},
@@ -75,9 +78,13 @@ const qc_card qc_card_table[] = {
     /* Ampere, GeForce */
     {"RTX3060-12GB", " 3060 3060-12gb rtx3060 ", "RTX 3060",
      86, DERIVED(12288), 360e9, PCIE4_X16, 0},
+    {"RTX3060Ti", " 3060ti 3060ti-8gb ", "RTX 3060 Ti", 86, DERIVED(8192), 448e9, PCIE4_X16, 0},
+    {"RTX3070", " 3070 3070-8gb ", "RTX 3070", 86, DERIVED(8192), 448e9, PCIE4_X16, 0},
+    {"RTX3070Ti", " 3070ti 3070ti-8gb ", "RTX 3070 Ti", 86, DERIVED(8192), 608e9, PCIE4_X16, 0},
     {"RTX3080-10GB", " 3080 3080-10gb rtx3080 ", "RTX 3080",
      86, DERIVED(10240), 760e9, PCIE4_X16, 0},
     {"RTX3080-12GB", " 3080-12gb ", "RTX 3080", 86, DERIVED(12288), 912e9, PCIE4_X16, 0},
+    {"RTX3080Ti", " 3080ti 3080ti-12gb ", "RTX 3080 Ti", 86, DERIVED(12288), 912e9, PCIE4_X16, 0},
     {"RTX3090", " 3090 3090-24gb ", "RTX 3090", 86, SEEN(2356), 936e9, PCIE4_X16, 0},
     {"RTX3090Ti", " 3090ti 3090ti-24gb ", "RTX 3090 Ti", 86, DERIVED(24564), 1008e9, PCIE4_X16, 0},
     /* Ada */
@@ -88,8 +95,14 @@ const qc_card qc_card_table[] = {
      89, DERIVED(20475), 360e9, PCIE4_X16, 0},
     {"RTX6000-Ada", " 6000ada rtx-6000-ada-48gb ", "RTX 6000 Ada Generation",
      89, DERIVED(49140), 960e9, PCIE4_X16, 0},
+    {"RTX4060", " 4060 4060-8gb ", "RTX 4060", 89, DERIVED(8188), 272e9, PCIE4_X8, 0},
     {"RTX4060Ti-16GB", " 4060ti 4060ti-16gb rtx4060ti ", "RTX 4060 Ti",
      89, DERIVED(16380), 288e9, PCIE4_X8, 0},
+    {"RTX4060Ti-8GB", " 4060ti-8gb ", "RTX 4060 Ti", 89, DERIVED(8188), 288e9, PCIE4_X8, 0},
+    {"RTX4070", " 4070 4070-12gb ", "RTX 4070", 89, DERIVED(12282), 504e9, PCIE4_X16, 0},
+    {"RTX4070Super", " 4070s 4070super rtx4070s ", "RTX 4070 SUPER",
+     89, DERIVED(12282), 504e9, PCIE4_X16, 0},
+    {"RTX4070Ti", " 4070ti 4070ti-12gb ", "RTX 4070 Ti", 89, DERIVED(12282), 504e9, PCIE4_X16, 0},
     {"RTX4070TiSuper", " 4070tis 4070tisuper rtx4070tis ", "RTX 4070 Ti SUPER",
      89, DERIVED(16376), 672e9, PCIE4_X16, 0},
     {"RTX4080", " 4080 4080-16gb ", "RTX 4080", 89, DERIVED(16376), 716e9, PCIE4_X16, 0},
@@ -108,10 +121,14 @@ const qc_card qc_card_table[] = {
     {"GH200-96GB", " gh200 gh200-480gb ", "GH200 480GB", 90, SEEN(9450), 4000e9, 450e9, 0},
     /* Blackwell */
     {"B200-180GB", " b200 b200-192gb ", "B200", 100, SEEN(17835), 8000e9, PCIE5_X16, 900e9},
+    {"GB200-186GB", " gb200 gb200-192gb gb200-nvl72 ", "GB200", 100, DERIVED(189471), 8000e9, 450e9,
+     900e9},
     {"B300-288GB", " b300 b300-275gb b300-sxm6 ", "B300 SXM6 AC|B300", 103, SEEN(26769), 8000e9,
      PCIE5_X16, 900e9},
+    {"RTX5060", " 5060 5060-8gb ", "RTX 5060", 120, DERIVED(8151), 448e9, PCIE5_X16 / 2, 0},
     {"RTX5060Ti-16GB", " 5060ti 5060ti-16gb rtx5060ti ", "RTX 5060 Ti",
      120, DERIVED(16311), 448e9, PCIE5_X16 / 2, 0},
+    {"RTX5060Ti-8GB", " 5060ti-8gb ", "RTX 5060 Ti", 120, DERIVED(8151), 448e9, PCIE5_X16 / 2, 0},
     {"RTX5070", " 5070 5070-12gb ", "RTX 5070", 120, DERIVED(12227), 672e9, PCIE5_X16, 0},
     {"RTX5070Ti", " 5070ti 5070ti-16gb ", "RTX 5070 Ti", 120, SEEN(1545), 896e9, PCIE5_X16, 0},
     {"RTX5080", " 5080 5080-16gb ", "RTX 5080", 120, SEEN(1545), 960e9, PCIE5_X16, 0},
@@ -282,8 +299,8 @@ qc_arch_facts qc_arch_of(unsigned sm)
         unsigned from, to;
         const char *name;
     } names[] = {
-        {70, 72, "Volta"}, {75, 75, "Turing"}, {80, 88, "Ampere"},
-        {89, 89, "Ada"},   {90, 90, "Hopper"}, {100, 121, "Blackwell"},
+        {60, 61, "Pascal"}, {70, 72, "Volta"},  {75, 75, "Turing"},      {80, 88, "Ampere"},
+        {89, 89, "Ada"},    {90, 90, "Hopper"}, {100, 121, "Blackwell"},
     };
     qc_arch_facts f = {.sm = sm, .architecture = ""};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -12,6 +12,7 @@
 #include <ctype.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -88,6 +89,57 @@ const qc_known_model *qc_known_model_find(const char *id)
     return NULL;
 }
 
+const char *qc_hub_id_of(const char *text)
+{
+    static const char *const hosts[] = {"https://huggingface.co/", "http://huggingface.co/",
+                                        "huggingface.co/", "hf.co/", "hf://"};
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        if (strncmp(text, hosts[i], strlen(hosts[i])) == 0)
+            text += strlen(hosts[i]);
+    size_t org = strspn(text, letters);
+    if (org == 0 || text[0] == '.' || text[org] != '/')
+        return NULL;
+    size_t name = strspn(text + org + 1, letters);
+    return name > 0 && text[org + 1] != '.' && text[org + 1 + name] == '\0' ? text : NULL;
+}
+
+/* Does the name begin with what was asked, but for separators? A number that goes on is another. */
+static int begins_with(const char *known, const char *asked)
+{
+    static const char separators[] = "-_ ";
+    size_t letters = 0;
+    char last = '\0';
+    for (;; asked++, known++, letters++) {
+        asked += strspn(asked, separators);
+        if (!*asked)
+            break;
+        known += strspn(known, separators);
+        if (tolower((unsigned char)*asked) != tolower((unsigned char)*known))
+            return 0;
+        last = *asked;
+    }
+    return letters >= 3 &&
+           !(isdigit((unsigned char)last) && (isdigit((unsigned char)*known) || *known == '.'));
+}
+
+const qc_known_model *qc_known_model_meant(const char *text)
+{
+    const char *id = qc_hub_id_of(text) ? qc_hub_id_of(text) : text;
+    const qc_known_model *found = qc_known_model_find(id);
+    unsigned count = 0, begin = 0;
+    const qc_known_model *all = qc_known_models(&count);
+    if (!found && qc_hub_id_of(text))
+        found = qc_known_model_find(without_org(id)); /* a mirror */
+    for (unsigned i = 0; !found && i < count; i++)
+        begin += begins_with(without_org(all[i].id), without_org(id)) != 0;
+    for (unsigned i = 0; begin == 1 && !found && i < count; i++)
+        if (begins_with(without_org(all[i].id), without_org(id)))
+            found = &all[i];
+    return found;
+}
+
 /* ---- near ids: by family and size first, by letters last ---- */
 
 enum {
@@ -97,6 +149,7 @@ enum {
 };
 
 typedef struct {
+    int begins;             /* the name begins with what was asked */
     unsigned family, words; /* words in common: names of families, and all words */
     double ratio;           /* ratio of the two sizes, >= 1; 1 if no size was asked for */
     unsigned letters;       /* how many letters have to change */
@@ -157,7 +210,7 @@ static double size_in(const char *name)
 
 static likeness compare_names(const char *asked, const char *known)
 {
-    likeness l = {.ratio = 1};
+    likeness l = {.ratio = 1, .begins = begins_with(known, asked)};
     for (size_t n = 0; *asked; asked += n ? n : 1) {
         n = word_length(asked);
         if (n < MIN_WORD || !has_word(known, asked, n))
@@ -170,6 +223,8 @@ static likeness compare_names(const char *asked, const char *known)
 
 static int is_nearer(const likeness *a, const likeness *b)
 {
+    if (a->begins != b->begins)
+        return a->begins > b->begins;
     if (a->family != b->family)
         return a->family > b->family;
     if (a->ratio < b->ratio || a->ratio > b->ratio)
@@ -198,7 +253,8 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
             l.ratio = size > theirs ? size / theirs : theirs / size;
         else if (size > 0)
             l.ratio = HUGE_VAL;
-        if (l.family == 0 && l.letters > len / NEAR_DIVISOR) /* the family's name is misspelt */
+        if (l.family == 0 && !l.begins &&
+            l.letters > len / NEAR_DIVISOR) /* the family's name is misspelt */
             continue;
         unsigned at = count;
         while (at > 0 && is_nearer(&l, &found[at - 1]))
@@ -213,7 +269,8 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
         found[at] = l;
         near[at] = all[i].id;
     }
-    while (count > 1 && (found[count - 1].family < found[0].family ||
+    while (count > 1 && (found[count - 1].begins < found[0].begins ||
+                         found[count - 1].family < found[0].family ||
                          found[count - 1].ratio > MAX_SIZE_RATIO * found[0].ratio))
         count--;
     return count;
@@ -279,26 +336,29 @@ static qc_status find_lone_config(const char **config, qc_arena *arena, const ch
     return found ? qc_path_join(arena, config, dir, CONFIG_NAME, err) : QC_OK;
 }
 
-static qc_status open_known(qc_checkpoint **out, const char *id, qc_error *err)
+static qc_status open_known(qc_checkpoint **out, const char *text, qc_error *err)
 {
     unsigned count = 0;
-    const qc_known_model *known = qc_known_model_find(id);
+    const qc_known_model *known = qc_known_model_meant(text);
+    const char *hub = qc_hub_id_of(text), *id = hub ? hub : text, *near[QC_KNOWN_NEAR_MAX];
+    char get[3 * NAME_SHOWN_BYTES] = "", meant[3 * NAME_SHOWN_BYTES] = "";
     if (!qc_known_models(&count))
         QC_FAIL(err, QC_ERR_INTERNAL, "the list of well-known models in this program is damaged");
     if (known)
         return open_config(out, known->id, known->config, strlen(known->config), err);
-    const char *near[QC_KNOWN_NEAR_MAX];
-    unsigned n = qc_known_model_near(id, near);
+    const unsigned n = qc_known_model_near(id, near);
     if (n > 0)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "'%.*s' does not exist and is not the id of a well-known model; did you mean "
-                "'%s'%s%s%s%s%s%s? For any other model, give a folder with its config.json",
-                NAME_SHOWN_BYTES, id, near[0], n > 2 ? ", '" : "", n > 2 ? near[1] : "",
-                n > 2 ? "'" : "", n > 1 ? " or '" : "", n > 1 ? near[n - 1] : "", n > 1 ? "'" : "");
+        (void)snprintf(meant, sizeof meant,
+                       "; did you mean '%s'%s%s%s%s%s%s? For any other model, give", near[0],
+                       n > 2 ? ", '" : "", n > 2 ? near[1] : "", n > 2 ? "'" : "",
+                       n > 1 ? " or '" : "", n > 1 ? near[n - 1] : "", n > 1 ? "'" : "");
+    if (hub)
+        (void)snprintf(get, sizeof get, ": hf download %.*s config.json --local-dir %.*s",
+                       NAME_SHOWN_BYTES, hub, NAME_SHOWN_BYTES, without_org(hub));
     QC_FAIL(err, QC_ERR_INPUT,
-            "'%.*s' does not exist and is not the id of a well-known model (docs/models.md lists "
-            "them); give a folder with its config.json",
-            NAME_SHOWN_BYTES, id);
+            "'%.*s' does not exist and is not the id of a well-known model%s a folder with its "
+            "config.json%s",
+            NAME_SHOWN_BYTES, id, n > 0 ? meant : " (docs/models.md lists them); give", get);
 }
 
 static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weights,

@@ -104,23 +104,6 @@ static qc_status take_snapshot(const char **path, qc_arena *arena, const char *d
 
 /* ---- ids ---- */
 
-/* Finds "org/name", possibly behind the hub's address. NULL if it is no id. */
-static const char *id_of(const char *text)
-{
-    static const char *const hosts[] = {"https://huggingface.co/", "http://huggingface.co/",
-                                        "huggingface.co/", "hf.co/", "hf://"};
-    static const char letters[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
-        if (strncmp(text, hosts[i], strlen(hosts[i])) == 0)
-            text += strlen(hosts[i]);
-    size_t org = strspn(text, letters);
-    if (org == 0 || text[0] == '.' || text[org] != '/')
-        return NULL;
-    size_t name = strspn(text + org + 1, letters);
-    return name > 0 && text[org + 1] != '.' && text[org + 1 + name] == '\0' ? text : NULL;
-}
-
 /* Finds the hub's cache as the hub's own library does. NULL if no variable says where it is. */
 static qc_status find_cache(const char **out, qc_arena *arena, qc_error *err)
 {
@@ -158,7 +141,7 @@ static qc_status refuse_id(const char *id, qc_arena *arena, qc_error *err)
     QC_FAIL(err, QC_ERR_INPUT,
             "%.*s does not exist; if it is the id of a model on the Hugging Face hub%s, download "
             "it and give its folder: hf download %.*s --local-dir %.*s",
-            NAME_SHOWN_BYTES, id, qc_known_model_find(id) ? ", as 'qconv plan' takes it" : "",
+            NAME_SHOWN_BYTES, id, qc_known_model_meant(id) ? ", as 'qconv plan' takes it" : "",
             NAME_SHOWN_BYTES, id, NAME_SHOWN_BYTES, slash + 1);
 }
 
@@ -171,7 +154,7 @@ qc_status qc_model_path_settle(const char **path, qc_arena *arena, qc_error *err
     if (qc_path_stat(dir, &kind, NULL, NULL) != QC_OK || kind == QC_PATH_FILE)
         return QC_OK;
     if (kind == QC_PATH_MISSING)
-        return id_of(dir) ? refuse_id(id_of(dir), arena, err) : QC_OK;
+        return qc_hub_id_of(dir) ? refuse_id(qc_hub_id_of(dir), arena, err) : QC_OK;
     QC_TRY(is_kind_in(&is_model, arena, dir, "config.json", QC_PATH_FILE, err));
     if (is_model)
         return QC_OK;

@@ -280,9 +280,17 @@ static qc_status apply_rules(maker *m, qc_error *err)
             usable++;
             m->rule_of[i] = r;
         }
-        if (matches == 0)
+        if (matches == 0) {
+            const char *longer = NULL;
+            QC_TRY(qc_arena_printf(m->arena, &longer, err, "%s.weight", rule->glob));
+            for (uint32_t i = 0; i < m->count; i++)
+                if (qc_glob_match(longer, m->model->tensors[i].name))
+                    QC_FAIL(err, QC_ERR_USAGE,
+                            "%s '%s' matches no tensor, but modules; did you mean '%s'?", option,
+                            rule->glob, longer);
             QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches no tensor; a name here is '%s'", option,
                     rule->glob, m->count ? m->model->tensors[m->count / 2].name : "(none)");
+        }
         if (usable == 0)
             QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches only what cannot be quantized: '%s' %s%s",
                     option, rule->glob, m->model->tensors[first].name, obstacle,

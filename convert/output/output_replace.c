@@ -395,6 +395,8 @@ qc_status qc_output_check(qc_arena *arena, const char *out, const char *source, 
                           int *exists, qc_error *err)
 {
     const char *out_real = NULL, *source_real = NULL;
+    if (!source)
+        return check_out(arena, out, force, exists, err);
     QC_TRY(resolve(arena, &out_real, out, err));
     QC_TRY(resolve(arena, &source_real, source, err));
     if (strcmp(out_real, source_real) == 0)

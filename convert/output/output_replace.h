@@ -56,8 +56,9 @@ typedef struct {
 /* "a, b and 3 more" in a buffer of QC_NAMES_SHOWN_BYTES; NULL entries are not allowed. */
 const char *qc_output_names_text(char *text, const qc_name_list *list);
 /* May an output be written to OUT? source is the input path, which must not be OUT, nor hold it,
- * nor be a file in it. Touches nothing; *exists says whether OUT is there, and may be NULL.
- * QC_ERR_USAGE when OUT is the source, or without force is not empty and no qconv output. */
+ * nor be a file in it; NULL where OUT itself is changed. Touches nothing; *exists says whether OUT
+ * is there, and may be NULL. QC_ERR_USAGE when OUT is the source, or without force is not empty and
+ * no qconv output. */
 QC_NODISCARD qc_status qc_output_check(qc_arena *arena, const char *out, const char *source,
                                        int force, int *exists, qc_error *err);
 /* Reads a manifest beneath root and the digest of its text; the result is empty (shard_count 0)

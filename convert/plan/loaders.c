@@ -51,12 +51,8 @@ qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_
     if (experts == 0)
         return QC_OK;
     return qc_arena_printf(arena, not5, err,
-                           "transformers 5 holds the experts of a layer in one tensor and by "
-                           "itself loads none that are quantized, here %.0f%% of the weights to "
-                           "quantize: load the output with qconv.load or, in bitsandbytes' forms, "
-                           "with from_pretrained after `import qconv`; with transformers 4, which "
-                           "takes each expert by itself; or leave the experts as they are with "
-                           "--keep '*.experts.*'",
+                           "transformers 5 loads quantized experts (%.0f%% of what is quantized) "
+                           "only in bitsandbytes' forms after `import qconv`; qconv.load takes all",
                            100.0 * (double)experts / (double)all);
 }
 
@@ -123,8 +119,8 @@ static const char *instead_of(const qc_plan *p)
                     strstr(p->own_form, qc_coding_name((qc_coding)c)) != NULL;
     for (uint32_t i = 0; i < p->job_count; i++)
         stack |= p->jobs[i].stack;
-    if (stack)
-        return "--to bf16";
+    if (stack) /* what is in MXFP4 already is smallest as it is */
+        return p->recipe->input_is_coded ? "--to keep" : "--to bf16";
     if (p->options->recipe.to == QC_TO_AUTO)
         return fp8 ? "--schemes nf4,nf4-32 or int8" : "--schemes nf4,nf4-32,16bit or int8,16bit";
     return fp8        ? "quantizing the weights in FP8 too, or --to bf16,"
@@ -207,10 +203,17 @@ int qc_loaders_need_plugin(const qc_loaders *l)
            (l->compressed || l->own_form || (l->row.with && !is_compressed_tensors(l)));
 }
 
+int qc_loaders_plain_vllm(const qc_loaders *l)
+{
+    return is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4;
+}
+
 /* What other programs load it, once its files are plain. */
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
+    if (!l->has_config && strcmp(l->library, "transformers") == 0)
+        return strcmp(r->form, plain.form) == 0 ? "what reads .safetensors" : "";
     if (l->import_qconv && !r->transformers4)
         return "transformers 5 with bitsandbytes after import qconv";
     if (!r->transformers4 && !r->transformers5)

@@ -49,10 +49,14 @@ QC_NODISCARD qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const
 void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
 /* Does vLLM need qconv's plug-in for the output? */
 int qc_loaders_need_plugin(const qc_loaders *l);
+/* Does vLLM load it by itself, from plain files in its own form? */
+int qc_loaders_plain_vllm(const qc_loaders *l);
 /* Warns where not every loader reads the output, and of what was done so that they do. Call it
  * before the work begins. */
 void qc_loaders_warn(const qc_loaders *l, const qc_plan *plan, const qc_call *call);
 
+/* Appends a word of a shell's command line, quoted where it has to be. (next_steps.c) */
+void qc_shell_word(qc_strbuf *text, const char *word);
 /* Appends the line "loads in" of the summary. (next_steps.c) */
 void qc_next_steps_names(const qc_loaders *l, qc_strbuf *text);
 /* Appends the lines of the summary that say who loads OUT, and the commands that do it. They hold

@@ -20,7 +20,7 @@ static int is_shown(const char *s, size_t *bytes)
     return !qc_text_is_control(c);
 }
 
-static void shell_word(qc_strbuf *text, const char *path)
+void qc_shell_word(qc_strbuf *text, const char *path)
 {
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/+,:@%=";
@@ -104,11 +104,11 @@ static int loads(const qc_loaders *l)
 static void add_command(qc_strbuf *to, const char *program, const char *words, const char *out,
                         const char *path)
 {
-    shell_word(to, strchr(program, '/') ? program : "qconv");
+    qc_shell_word(to, strchr(program, '/') ? program : "qconv");
     qc_strbuf_puts(to, words);
-    shell_word(to, out);
+    qc_shell_word(to, out);
     qc_strbuf_puts(to, " ");
-    shell_word(to, path);
+    qc_shell_word(to, path);
 }
 
 static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char *program,
@@ -124,9 +124,9 @@ static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char 
         add_command(&s[SHELL], program, " --to bf16 --compress none ", out, s[PATH].data);
     else if (l->compressed)
         add_command(&s[SHELL], program, " unpack ", out, s[PATH].data);
-    if (!l->lacks && (l->vllm || qc_loaders_need_plugin(l))) {
+    if (!l->lacks && (l->vllm || qc_loaders_need_plugin(l) || qc_loaders_plain_vllm(l))) {
         qc_strbuf_puts(&s[SERVE], "vllm serve ");
-        shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
+        qc_shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
         qc_strbuf_putf(&s[SERVE], "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
     }
     if (l->qconv_load) {

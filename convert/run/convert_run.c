@@ -354,7 +354,11 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
                       devices->text, why ? ": " : "", why ? why : "");
     QC_TRY(qc_pipeline_init(&c->p, plan, &c->d, isa, threads, err));
     c->p.devices = devices;
-    QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
+    const qc_status opened =
+        qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err);
+    if (opened == QC_ERR_NOSPACE) /* says how much is missing, as where a little is free */
+        QC_TRY(qc_room_check(c->part, &c->d.root, 0, err));
+    QC_TRY(opened);
     qc_part_opened(c->part, &c->p, c->resume);
     QC_TRY(qc_calibration_open(&c->calibrate, &c->p, &c->d, err));
     QC_TRY(watch_start(&w, c, err));

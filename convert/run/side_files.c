@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_skip.h"
 #include "formats/json_writer.h"
 
@@ -13,11 +14,21 @@
 #define QUANTIZATION  "quantization_config"
 #define GROUPS_MAX    (QC_SCHEME_COUNT * 4) /* schemes by block sizes */
 
+/* The dtype that transformers loads the rest in, where the weights are in F32. */
+static const char *dtype_of_config(const qc_checkpoint *model)
+{
+    const char *said = qc_json_string_or(qc_config_get(model, "torch_dtype"), "float32");
+    said = qc_json_string_or(qc_config_get(model, "dtype"), said);
+    return strcmp(said, "bfloat16") == 0  ? "bfloat16"
+           : strcmp(said, "float16") == 0 ? "float16"
+                                          : "float32";
+}
+
 const char *qc_compute_dtype(const qc_plan *plan)
 {
     if (plan->options->recipe.compute_dtype)
         return plan->options->recipe.compute_dtype;
-    uint64_t f16 = 0, bf16 = 0;
+    uint64_t f16 = 0, bf16 = 0, f32 = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
         if (qc_schemes[j->scheme].bits != 4 || !qc_schemes[j->scheme].quant_type)
@@ -25,7 +36,10 @@ const char *qc_compute_dtype(const qc_plan *plan)
         qc_dtype t = qc_job_state_of(j).source_dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
         bf16 += t == QC_DTYPE_BF16 ? j->elems : 0;
+        f32 += t == QC_DTYPE_F32 ? j->elems : 0;
     }
+    if (f32 > f16 && f32 > bf16)
+        return dtype_of_config(plan->model);
     return f16 > bf16 ? "float16" : "bfloat16";
 }
 

@@ -75,9 +75,10 @@ static void add_head(const qc_convert_report *r, qc_strbuf *out)
     if (r->part_count > 1)
         qc_strbuf_putf(out, "part %u of %u %s: ", r->part_index + 1, r->part_count,
                        was_last(r) ? "was the last" : "is done");
-    qc_strbuf_show(out, "%s%s%s%s as %s%s%s\n", r->dry_run ? "dry run: " : "converted ", r->model,
+    qc_strbuf_show(out, "%s%s%s%s as %s%s%s%s\n", r->dry_run ? "dry run: " : "converted ", r->model,
                    r->out ? " -> " : "", r->out ? r->out : "", r->to, searched ? ", scale " : "",
-                   searched ? r->scale : "");
+                   searched ? r->scale : "",
+                   r->compressed && !r->dry_run ? ", compressed (.safetensors.zst)" : "");
     qc_strbuf_putf(out, "  size      %s -> %s (%.1f%%)", qc_text_bytes(in, r->bytes_in),
                    qc_text_bytes(content, r->bytes_out_content), part);
     if (r->compressed && !r->dry_run)

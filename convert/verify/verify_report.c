@@ -66,8 +66,8 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of, const q
         qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
         st = end_json(&w, of->codes, seconds);
     } else if (r->problem_count && !call->quiet) {
-        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s\n", of->path, r->problem_count,
-                       qc_plural(r->problem_count));
+        qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s; copy or convert it again\n",
+                       of->path, r->problem_count, qc_plural(r->problem_count));
     } else if (!call->quiet) {
         qc_strbuf_show(
             &out,

@@ -105,7 +105,8 @@ class ConvertOptions(SharedOptions, total=False):
 
 class PlanOptions(SharedOptions, total=False):
     """Options of `qconv plan`."""
-    # what the weights of linear layers become (default: nf4, or keep for what is quantized already)
+    # what the weights of linear layers become (default: nf4, or keep for what has 4 bits or bitsandbytes' form
+    # already)
     to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
     # the devices to fit the model to: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk (default: auto)
     vram: Values

@@ -107,6 +107,8 @@ class CompressedTensors(OutputCase):
                     "lm_head.weight": self.weight("BF16", [8, 64])})
         self.convert("--to", "int4", "m", "o")
         got = self.quantization("o")
+        self.assertTrue(self.ok("--to", "int4", "--compress", "none", "m", "plain").endswith(
+            "With vLLM:\n    vllm serve plain\n"))
         self.assertEqual(got["quant_method"], "compressed-tensors")
         self.assertEqual((got["format"], got["quantization_status"]), ("pack-quantized", "compressed"))
         self.assertEqual(got["config_groups"], {"group_0": {

@@ -93,8 +93,9 @@ class Documented(QconvCase):
         text = text[text.index("These cards are known"):]
         listed = re.findall(r"`([^`]+)`", text[:text.index(".\n")])
         self.assertEqual(listed, known)
-        o = json.loads(self.ok("hardware", "--as", "+".join(listed), "--json"))
-        self.assertEqual([g["card"] for g in o["gpus"]], listed)
+        for some in (listed[:40], listed[40:]):  # --as takes 64
+            o = json.loads(self.ok("hardware", "--as", "+".join(some), "--json"))
+            self.assertEqual([g["card"] for g in o["gpus"]], some)
 
     def test_pages_are_linked(self):
         """Every page can be reached from the README."""

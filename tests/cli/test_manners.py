@@ -1,6 +1,7 @@
 """Streams, exit codes and progress of the commands that work. Interruption: test_survive.py."""
 import json
 import os
+import pathlib
 import resource
 import shutil
 import subprocess
@@ -20,7 +21,9 @@ class Manners(QconvCase):
     def test_summary(self):
         text = self.ok("--to", "nf4", "m", "o")
         lines = text.split("\n")
-        self.assertEqual(lines[0], "converted m -> o as nf4")
+        self.assertEqual(lines[0], "converted m -> o as nf4, compressed (.safetensors.zst)")
+        plain = self.ok("--to", "nf4", "--compress", "none", "m", "p")
+        self.assertEqual(plain.split("\n")[0], "converted m -> p as nf4")
         for word in ["size", "bits", "tensors", "worst", "time"]:
             self.assertRegex(text, r"(?m)^  %s +\S" % word)
         self.assertRegex(text, r"\d\.\d\d s, [\d.]+ .B/s in, [\d.]+ .B/s out")
@@ -57,6 +60,61 @@ class Manners(QconvCase):
         self.assertIn('from_pretrained("p")', text)
         self.assertIn('qconv.load("p")', text)
         self.assertNotIn("unpack", text)
+
+    def test_what_to_do_is_said(self):
+        """Names of modules, a budget in another spelling, weights without a config.json, a download
+        that is not whole."""
+        self.fails(2, "--to", "nf4", "--dry-run", "--keep", "*.self_attn.q_proj", "m",
+                   has="matches no tensor, but modules; did you mean '*.self_attn.q_proj.weight'?")
+        self.ok("-q", "--to", "nf4", "--vram", "2x40G", "m", "fitted")
+        for same in ("2x40GB", "2 x 40 gb"):
+            self.assertIn("is complete already", self.ok("--to", "nf4", "--vram", same, "m", "fitted"))
+        os.mkdir(self.path("bare"))
+        shutil.copy(self.path("m", "model.safetensors"), self.path("bare"))
+        for args, said in ((["--to", "nf4"], "qconv only"), (["--to", "bf16"], "what reads .safetensors")):
+            text = self.ok("--compress", "none", "--force", *args, "bare", "o")
+            self.assertIn("  loads in  %s\n" % said, text)
+            self.assertNotIn("from_pretrained", text)
+        os.rename(self.path("bare", "model.safetensors"), self.path("bare", "model.safetensors.incomplete"))
+        self.fails(3, "--to", "nf4", "--dry-run", "bare",
+                   has="but model.safetensors.incomplete, which is not whole: download it again")
+
+    def test_unpacked_in_place(self):
+        """What another folder would get, also where the files were on their way when it stopped; a
+        damaged output stays as it is."""
+        def holds(folder):
+            return {name: pathlib.Path(self.path(folder, name)).read_bytes()
+                    for name in sorted(os.listdir(self.path(folder)))}
+
+        self.ok("--to", "nf4", "m", "o")
+        self.ok("unpack", "o", "plain")
+        packed, plain = holds("o"), holds("plain")
+        shard, = set(plain) - set(packed)
+        shutil.copytree(self.path("o"), self.path("damaged"))
+        with open(self.path("damaged", shard + ".zst"), "r+b") as f:
+            f.seek(len(packed[shard + ".zst"]) // 2)
+            f.write(b"damaged")
+        before = holds("damaged")
+        self.assertEqual(self.run_qconv("unpack", "damaged").returncode, 4)
+        self.assertEqual(holds("damaged"), before)
+        self.fails(2, "unpack", "o", "--device", "cpu", has="DIR is missing")
+        # Two of the moments in which it can stop: all is staged, and half of it has moved.
+        for moved in (False, True):
+            folder, staged = self.path("stopped"), self.path("stopped", ".qconv-partial")
+            shutil.copytree(self.path("o"), folder)
+            os.mkdir(staged)
+            for name in plain:
+                shutil.copy(self.path("plain", name), staged)
+            if moved:
+                os.rename(os.path.join(staged, shard), os.path.join(folder, shard))
+                os.remove(os.path.join(folder, shard + ".zst"))
+                os.remove(os.path.join(folder, "qconv.json"))
+            self.ok("unpack", "stopped")
+            self.assertEqual(holds("stopped"), plain)
+            shutil.rmtree(folder)
+        self.ok("unpack", "o")
+        self.assertEqual(holds("o"), plain)
+        self.assertIn(b"o has plain files already", self.run_qconv("unpack", "o").stderr)
 
     def test_forms_of_qconv_only(self):
         """Said once, before the work, in every command that leads there."""
@@ -103,7 +161,7 @@ class Manners(QconvCase):
         norm = layer + "input_layernorm."
         model("phi", {q: (w, [64, 64]), norm + "weight": ("F32", [64]), norm + "bias": ("F32", [64])},
               model_type="phi", dtype="bfloat16")
-        experts, falcon, rest = b"75% of the weights to quantize", b"no quantized Falcon", b"add --rest bf16"
+        experts, falcon, rest = b"75% of what is quantized", b"no quantized Falcon", b"add --rest bf16"
         for to in ("nf4", "int8"):
             for name, want in (("moe", experts), ("falcon", falcon), ("phi", rest)):
                 for args in (["--dry-run", "--to", to, name], ["--force", "--to", to, name, "o"]):

@@ -72,12 +72,18 @@ class Config(OutputCase):
                                  "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
                                  "bnb_4bit_quant_storage")},
             {"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4",
-             "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16",
+             "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "float32",
              "bnb_4bit_quant_storage": "uint8"})
         plain = self.without(self.converted(self.TEXT % "", "--to", "nf4", "--no-double-quant",
                                             "--compute-dtype", "float16"))[1]
         self.assertFalse(plain["bnb_4bit_use_double_quant"])
         self.assertEqual(plain["bnb_4bit_compute_dtype"], "float16")
+        for said, dtype in (("", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")):
+            self.model({Q % 0: ("F32", [64, 64], mk.random_bytes("F32", [64, 64], random.Random(5)))},
+                       {"model_type": "llama", **({"dtype": said} if said else {})})
+            self.ok("-q", "--to", "nf4", *PLAIN, "--force", "m", "f32")
+            self.assertEqual(self.json_of("f32", "config.json")["quantization_config"]["bnb_4bit_compute_dtype"],
+                             dtype)
         int8 = self.without(self.converted(self.TEXT % "", "--to", "int8"))[1]
         self.assertEqual((int8["load_in_4bit"], int8["load_in_8bit"]), (False, True))
         self.assertEqual(list(nf4), sorted(nf4))
@@ -497,6 +503,15 @@ class Room(OutputCase):
         rng = random.Random(5)
         self.model({Q % i: ("BF16", [1024, 1024], mk.random_bytes("BF16", [1024, 1024], rng))
                     for i in range(4)})
+
+    def test_nothing_free(self):
+        """Not one byte, not even for the journal: the same sentence."""
+        self.small(1 << 16)
+        with open(self.path("o", "full"), "wb", buffering=0) as f, self.assertRaises(OSError):
+            while True:
+                f.write(bytes(4096))
+        for out in ("o/x", "o/y"):
+            self.fails(1, "--to", "int8", *PLAIN, "m", out, has=["needs", "0 B free", "are missing"])
 
     def test_too_small(self):
         self.small(1 << 20)

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 import unittest
 
 from output_case import OutputCase
@@ -345,6 +346,49 @@ class Search(PlanCase):
         self.assertIn("; would fit with --to nf4, or with ", text)
         self.assertIn(", or with 3 cards", text)
 
+    def test_free_changes_come_first(self):
+        """Each is true when tried; two together are offered only where none is enough alone."""
+        for args, first in (
+                (["Llama-3.3-70B-Instruct", "--vram", "2x3090"], ["--prefill 2048", "--context 5072"]),
+                (["Qwen3-Next-80B-A3B-Instruct", "--vram", "49GB"],
+                 ["--prefill 2048", "--drop-mtp", "--quantize lm_head.weight", "--context 5556"]),
+                (["Llama-3.1-8B", "--vram", "8GB"],
+                 ["--prefill 2048 --kv-dtype fp8", "--quantize lm_head.weight --kv-dtype fp8",
+                  "--context 3514"])):
+            plan = self.plan(*args)
+            said = [re.match(r"with (.*?)( \(prompts .*\))?: ", s).group(1) for s in plan["suggestions"]]
+            self.assertEqual(said[:len(first)], first)
+            for change in first:
+                self.assertTrue(self.plan(*args, *change.split())["fits"], change)
+        # What the user keeps is not what is offered, and --drop-mtp only where there is such a layer.
+        args = ["plan", "Qwen3-Next-80B-A3B-Instruct", "--vram", "49GB", "--keep", "lm_head.weight"]
+        self.assertNotIn("lm_head", self.ok(*args).splitlines()[-1])
+        self.assertNotIn("--drop-mtp", self.ok("plan", "Llama-3.3-70B-Instruct", "--vram", "2x3090"))
+
+    def test_what_has_4_bits_already_is_kept(self):
+        """The default, the advice where NF4 was asked for, and where bf16 does not fit."""
+        fp8, four = (json.loads(self.ok("plan", model, "--vram", "8x80GB", "--json"))["to"]
+                     for model in ("DeepSeek-V3", "gpt-oss-120b"))
+        self.assertEqual((fp8, four), ("nf4", "keep"))
+        r = self.run_qconv("plan", "gpt-oss-120b", "--vram", "2x40GB")
+        self.assertEqual(r.stderr, b"")
+        r = self.run_qconv("plan", "gpt-oss-120b", "--vram", "2x40GB", "--to", "nf4")
+        self.assertIn(b"; --to keep makes what it loads", r.stderr)
+        said = self.plan("gpt-oss-20b", "--vram", "24GB", "--to", "bf16")["suggestions"]
+        self.assertTrue(said[0].startswith("with --to keep: "), said)
+        self.assertFalse([s for s in said[1:] if "--to" in s], said)
+
+    def test_the_verdict_says_what_it_rests_on(self):
+        args = ["plan", "Llama-3.3-70B-Instruct", "--vram", "2x3090"]
+        for more, said in (
+                ([], " 8,192 tokens with prompts read whole; with --prefill 2048 it fits 9,468"),
+                (["--context", "9216"], " 9,216 tokens with prompts read whole; with --prefill 2048 it fits 9,468"),
+                (["--context", "10240"], " 10,240 tokens with prompts read whole"),
+                (["--context", "10240", "--prefill", "2048"], " 10,240 tokens with prompts read 2,048 at a time"),
+                (["--batch", "3"], " 8,192 tokens in each of 3 sequences with prompts read whole"),
+                (["--to", "int8"], "")):
+            self.assertRegex(self.ok(*args, *more).splitlines()[0], ": does not fit%s$" % said)
+
     def test_spilled_experts_are_not_all_moved(self):
         """What +cpu: is said to cost a token is what the plan with it says."""
         for model in ["deepseek-ai/DeepSeek-V3", "Mixtral-8x7B-v0.1", LLAMA70]:
@@ -450,6 +494,21 @@ class Small(PlanCase):
                 self.check_map(plan["device_map"], out, plan["devices"], where)
                 shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("m"))
+
+    def test_the_command_makes_the_plan_so(self):
+        """A shell that runs the plan's command gets the output that was planned, and what is said to
+        load it is what convert says."""
+        model = "it's a model"
+        mk.write_model(self.path(model), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=5)
+        for more in ([], ["--to", "int8", "--keep", "*.o_proj.*", "--vram", "2GB", "--context=4096"]):
+            text = self.ok("plan", *more, model)
+            command, rest = re.search(r"\n  (.*qconv --.* OUT)\n((?s:.*))", text).groups()
+            r = subprocess.run(["sh", "-c", command], cwd=self.path(""), capture_output=True, check=True)
+            self.assertTrue(r.stdout.decode().endswith(rest), r.stdout)
+            self.assertEqual(self.plan(*more, model)["file_bytes"],
+                             sum(os.path.getsize(self.path("OUT", n)) for n in os.listdir(self.path("OUT"))
+                                 if n.endswith(".safetensors")))
+            shutil.rmtree(self.path("OUT"))
 
     def test_written_for_devices(self):
         """Shards cut at the devices: the same bytes, and device_map.json is the plan's."""

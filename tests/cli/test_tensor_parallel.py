@@ -60,6 +60,9 @@ class TensorParallel(OutputCase):
         command = ("vllm serve OUT --tensor-parallel-size 4 --max-model-len 4096 "
                    "--gpu-memory-utilization 0.85 --max-num-batched-tokens 2048")
         self.assertEqual(text.splitlines()[-1], "  " + command)
+        self.assertTrue(text.splitlines()[-2].endswith(
+            "qconv --to bf16 --vram 4x80GB --tp 4 --context 4096 --margin 0.85 --compress none "
+            "Llama-3.3-70B-Instruct OUT"), text)
         self.assertIn("every layer is split over 4 cards", text)
         plan = self.plan("--to", "bf16", "--vram", "4x80GB", "--parallel", "tensor", "--context",
                          "4096", "--margin", "0.85", LLAMA70)

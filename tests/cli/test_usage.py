@@ -65,7 +65,7 @@ class Help(QconvCase):
             for other in COMMANDS:
                 self.assertNotRegex(text, r"[(;] ?%s: " % other, c)
             self.assertEqual("there is no such device" in text, c not in ("unpack", "inspect"), c)
-        self.assertIn("(default: nf4, or keep for what is quantized already)",
+        self.assertIn("(default: nf4, or keep for what has 4 bits or bitsandbytes' form already)",
                       " ".join(self.ok("plan", "--help").split()))
         self.assertIn("become (required)", " ".join(self.ok("convert", "--help").split()))
 
@@ -604,6 +604,11 @@ class Generated(QconvCase):
         self.assertEqual(self.complete_bash("qconv", "v"), ["validate", "vault", "verify"])
         self.assertEqual(self.complete_bash("qconv", "verify", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "help", "un"), ["unpack"])
+        self.assertEqual(self.complete_bash("qconv", "plan", "v"), ["vault"])
+        self.assertEqual(self.complete_bash("qconv", "plan", "Llama-3.3"), ["Llama-3.3-70B-Instruct"])
+        self.assertEqual(self.complete_bash("qconv", "plan", "openai/gpt-oss-1"), ["openai/gpt-oss-120b"])
+        self.assertEqual(self.complete_bash("qconv", "plan", "m", "--vram", "2xRTX409"), ["2xRTX4090"])
+        self.assertEqual(self.complete_bash("qconv", "hardware", "--as", "=", "GB2"), ["GB200-186GB"])
         self.assertEqual(self.complete_bash("qconv", "from"), ["from-torch"])
         self.assertEqual(self.complete_bash("qconv", "from-torch", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "verify", "--th"), ["--threads"])

@@ -83,7 +83,8 @@ TEST_WITH(text, before, after)
     assert_int_equal(qc_fit_report_text(&t->f.report, QC_BARS_ASCII, &t->out, NULL), QC_OK);
     assert_string_equal(
         t->out.data,
-        "a?[1mb as nf4 on 40GB+20GB+cpu: does not fit\n"
+        "a?[1mb as nf4 on 40GB+20GB+cpu: does not fit 8,192 tokens with prompts read whole; "
+        "with --prefill 2048 it fits 150,000\n"
         "\n"
         "  weights    39.0 GB in 70,000,000,000 parameters, 4.457 bits each\n"
         "  files      39.0 GB, uncompressed\n"

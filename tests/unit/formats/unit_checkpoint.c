@@ -36,9 +36,12 @@ static void expect_failure(qc_status status, const char *message)
 {
     qc_checkpoint *c = (void *)1;
     qc_error err = {0};
-    char expected[FX_PATH_BYTES + 600];
-    const char *mark = strstr(message, "%s");
-    if (mark)
+    char expected[2 * FX_PATH_BYTES + 600];
+    const char *mark = strstr(message, "%s"), *second = mark ? strstr(mark + 2, "%s") : NULL;
+    if (second)
+        (void)snprintf(expected, sizeof expected, "%.*s%s%.*s%s%s", (int)(mark - message), message,
+                       dir, (int)(second - mark - 2), mark + 2, dir, second + 2);
+    else if (mark)
         (void)snprintf(expected, sizeof expected, "%.*s%s%s", (int)(mark - message), message, dir,
                        mark + 2);
     else
@@ -463,7 +466,8 @@ TEST(refuses_short_and_foreign_shards)
     fx_put(dir, "m-00001-of-00002.safetensors", file.data, file.len - 41);
     expect_failure(QC_ERR_TRUNCATED,
                    "%s/m-00001-of-00002.safetensors: the data has 39 bytes, but the tensors need "
-                   "80: 41 are missing, and 'c' is the first tensor that is not whole");
+                   "80: 41 are missing, and 'c' is the first tensor that is not whole; download or "
+                   "copy it again");
     qc_strbuf_deinit(&file);
     fx_puts(dir, "m-00001-of-00002.safetensors", "version https://git-lfs.github.com/spec/v1\n");
     expect_failure(QC_ERR_INPUT,
@@ -542,14 +546,14 @@ TEST(says_what_is_there_instead)
                    "%s has no .safetensors file; give the folder that has the weights");
     fx_puts(dir, "config.json", "{}");
     fx_puts(dir, "sub/model.safetensors", "not at the top");
-    expect_failure(QC_ERR_INPUT,
-                   "%s has no .safetensors file; give the folder that has the weights");
+    expect_failure(QC_ERR_INPUT, "%s has no .safetensors file; give the folder that has the "
+                                 "weights, such as %s/sub");
     fx_puts(dir, "tf_model.h5", "x");
     fx_puts(dir, "model.onnx", "x");
     expect_failure(
         QC_ERR_UNSUPPORTED,
         "%s has no .safetensors file, but only weights in formats that qconv does not read: "
-        "'model.onnx', 'tf_model.h5'");
+        "'model.onnx', 'tf_model.h5'; take the checkpoint that they were made from");
     for (int i = 0; i < 4; i++) {
         char name[200];
         (void)snprintf(name, sizeof name, "a%d-%0140d.gguf", i, i);

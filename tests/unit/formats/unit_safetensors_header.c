@@ -160,7 +160,7 @@ static const header_case bad_headers[] = {
 static const header_case short_data[] = {
     {"25", "{'a':" T("U8", "[4]", "[0,4]") ",'b':" T("U8", "[9]", "[4,13]") "}", 6,
      "the data has 6 bytes, but the tensors need 13: 7 are missing, and 'b' is the first tensor "
-     "that is not whole"},
+     "that is not whole; download or copy it again"},
 };
 
 /* Opens a file of the header and as much data. */
@@ -285,11 +285,14 @@ static const length_case cut_off[] = {
     {"1 empty", "", 0, 0, "the file has 0 bytes" BEGINS_WITH},
     {"1 seven bytes", "\x02\0\0\0\0\0\0", 7, 0, "the file has 7 bytes" BEGINS_WITH},
     {"2", "\x3c\0\0\0\0\0\0\0", 8, 0,
-     "the header of 60 bytes is cut off: the file has 8 bytes, so 60 are missing"},
+     "the header of 60 bytes is cut off: the file has 8 bytes, so 60 are missing; download or copy "
+     "it again"},
     {"3", "\xe8\x03\0\0\0\0\0\0{}", 10, 0,
-     "the header of 1000 bytes is cut off: the file has 10 bytes, so 998 are missing"},
+     "the header of 1000 bytes is cut off: the file has 10 bytes, so 998 are missing; download or "
+     "copy it again"},
     {"6", "\0\xe1\xf5\x05\0\0\0\0{}", 10, 0,
-     "the header of 100000000 bytes is cut off: the file has 10 bytes, so 99999998 are missing"},
+     "the header of 100000000 bytes is cut off: the file has 10 bytes, so 99999998 are missing; "
+     "download or copy it again"},
 };
 
 static const length_case wrong_begin[] = {
@@ -327,7 +330,8 @@ static const length_case other_files[] = {
      "the file is a zip archive (a PyTorch checkpoint?), not safetensors"},
     {"pickle", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15, 0,
      "the file is a Python pickle (an old PyTorch checkpoint?), not safetensors"},
-    {"gguf", "GGUF\x03\0\0\0\x23\x01\0\0", 12, 0, "the file is a GGUF file, not safetensors"},
+    {"gguf", "GGUF\x03\0\0\0\x23\x01\0\0", 12, 0,
+     "the file is a GGUF file, not safetensors (take the checkpoint that it was made from)"},
     {"hdf5", "\x89HDF\r\n\x1a\n", 8, 0, "the file is an HDF5 file, not safetensors"},
 };
 

@@ -426,6 +426,40 @@ TEST(ids)
     open_fails("no/such/place", QC_ERR_INPUT, "does not exist");
 }
 
+/* Addresses, copies by their last part, and the beginning of one name only. */
+TEST(meant_ids)
+{
+    static const struct {
+        const char *asked, *meant;
+    } cases[] = {
+        {"https://huggingface.co/meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"},
+        {"hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B"},
+        {"unsloth/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"},
+        {"Llama-3.3-70B", "meta-llama/Llama-3.3-70B-Instruct"},
+        {"Llama3.3-70B", "meta-llama/Llama-3.3-70B-Instruct"},
+        {"Llama 3.3 70B", "meta-llama/Llama-3.3-70B-Instruct"},
+        {"llama-3.3", "meta-llama/Llama-3.3-70B-Instruct"},
+        {"Gemma-3-27b", NULL}, /* -pt and -it */
+        {"gpt-oss-1", NULL},   /* not the 1 of 120 */
+        {"Llama-3.1-8B-I", "meta-llama/Llama-3.1-8B-Instruct"},
+        {"Llama-3.1-7", NULL},
+        {"Llama-3.2", NULL}, /* several */
+        {"Llama-3.3-70B-Instruct-bnb-4bit", NULL},
+        {"", NULL},
+        {"-", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const qc_known_model *found = qc_known_model_meant(cases[i].asked);
+        const char *want = cases[i].meant;
+        if (!found != !want || (found && strcmp(found->id, want) != 0))
+            fail_msg("%s: '%s', expected '%s'", cases[i].asked, found ? found->id : "",
+                     want ? want : "");
+    }
+    open_fails("foo/bar-7b", QC_ERR_INPUT,
+               "give a folder with its config.json: hf download foo/bar-7b config.json --local-dir "
+               "bar-7b");
+}
+
 /* The family first, then the size, then the letters. */
 TEST(near_ids)
 {
@@ -433,6 +467,8 @@ TEST(near_ids)
         const char *asked, *near;
     } cases[] = {
         {"Llama-3-8B", "meta-llama/Llama-3.1-8B"},
+        {"Llama-3.1-70B-", "meta-llama/Llama-3.1-70B"},
+        {"Gemma-3-27b", "google/gemma-3-27b-pt"},
         {"meta-llama/Llama-3-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"},
         {"Llama-3.1-8b-it", "meta-llama/Llama-3.1-8B"},
         {"Llama-3.1-9B", "meta-llama/Llama-3.1-8B"},

@@ -45,7 +45,7 @@ TEST(bits)
 TEST(text)
 {
     qc_convert_report r = example();
-    text_is(&r, "converted model -> out as nf4\n"
+    text_is(&r, "converted model -> out as nf4, compressed (.safetensors.zst)\n"
                 "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
                 "  bits      4.500 per quantized weight, 5.546 over all\n"
                 "  tensors   4 keep, 10 nf4\n"
@@ -53,7 +53,7 @@ TEST(text)
                 "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n");
     r.found.bytes_kept = 2000000000u; /* an earlier run did these, and not in this time */
     r.found.stored_kept = 600000000u;
-    text_is(&r, "converted model -> out as nf4\n"
+    text_is(&r, "converted model -> out as nf4, compressed (.safetensors.zst)\n"
                 "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
                 "  bits      4.500 per quantized weight, 5.546 over all\n"
                 "  tensors   4 keep, 10 nf4\n"
@@ -73,7 +73,7 @@ TEST(text)
     r.shards = 1;
     r.schemes[QC_SCHEME_KEEP] = (qc_report_scheme){0};
     r.worst_name = NULL;
-    text_is(&r, "converted model -> out as nf4\n"
+    text_is(&r, "converted model -> out as nf4, compressed (.safetensors.zst)\n"
                 "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
                 "  bits      4.500 per quantized weight, 6.101 over all\n"
                 "  tensors   10 nf4\n"
@@ -141,12 +141,13 @@ TEST(parts)
     r.parts_left = left;
     r.parts_left_count = 6;
     r.worst_name = NULL;
-    text_is(&r, "part 2 of 9 is done: converted model -> out as nf4\n"
-                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
-                "  bits      4.500 per quantized weight, 5.546 over all\n"
-                "  tensors   4 keep, 10 nf4\n"
-                "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n"
-                "  to come   parts 1, 3 to 5, 8, 9; the last to finish completes OUT\n");
+    text_is(&r,
+            "part 2 of 9 is done: converted model -> out as nf4, compressed (.safetensors.zst)\n"
+            "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+            "  bits      4.500 per quantized weight, 5.546 over all\n"
+            "  tensors   4 keep, 10 nf4\n"
+            "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n"
+            "  to come   parts 1, 3 to 5, 8, 9; the last to finish completes OUT\n");
     qc_json *doc = json_of(&r);
     const qc_json_node *part = qc_json_get(qc_json_root(doc), "part");
     const qc_json_node *to_come = qc_json_first(qc_json_get(part, "to_come"));
@@ -169,18 +170,21 @@ TEST(parts)
     r.shards = 1;
 
     r.parts_left_count = 0;
-    text_is(&r, "part 2 of 9 was the last: converted model -> out as nf4\n"
-                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
-                "  bits      4.500 per quantized weight, 5.546 over all\n"
-                "  tensors   4 keep, 10 nf4\n"
-                "  time      2.00 s for part 2, 2 threads, avx2\n");
+    text_is(
+        &r,
+        "part 2 of 9 was the last: converted model -> out as nf4, compressed (.safetensors.zst)\n"
+        "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+        "  bits      4.500 per quantized weight, 5.546 over all\n"
+        "  tensors   4 keep, 10 nf4\n"
+        "  time      2.00 s for part 2, 2 threads, avx2\n");
     r.complete_meanwhile = 1;
-    text_is(&r, "part 2 of 9 is done: converted model -> out as nf4\n"
-                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
-                "  bits      4.500 per quantized weight, 5.546 over all\n"
-                "  tensors   4 keep, 10 nf4\n"
-                "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n"
-                "  complete  by another part meanwhile\n");
+    text_is(&r,
+            "part 2 of 9 is done: converted model -> out as nf4, compressed (.safetensors.zst)\n"
+            "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+            "  bits      4.500 per quantized weight, 5.546 over all\n"
+            "  tensors   4 keep, 10 nf4\n"
+            "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n"
+            "  complete  by another part meanwhile\n");
     r.complete_meanwhile = 0;
     r.complete_before = 1;
     text_is(&r, "part 2 of 9: out is complete already; --restart makes it anew\n");
