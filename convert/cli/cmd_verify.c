@@ -98,13 +98,6 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-static void add_result(qc_scan_result *r, const qc_scan_result *more)
-{
-    if (r->problem_count == 0)
-        r->first = more->first;
-    r->problem_count += more->problem_count;
-}
-
 /* Compares plain shards beside the listed .zst, which loaders other than qconv would read. */
 static qc_status scan_twins(const qc_options *o, const qc_manifest *m, qc_scan_result *r,
                             qc_error *err)
@@ -116,33 +109,58 @@ static qc_status scan_twins(const qc_options *o, const qc_manifest *m, qc_scan_r
         return QC_OK;
     plain.compressed = 0;
     QC_TRY(qc_scan_output(&twins, o->call.arena, o->model, &plain, &so, err));
-    add_result(r, &twins);
+    if (r->problem_count == 0)
+        r->first = twins.first;
+    r->problem_count += twins.problem_count;
     return QC_OK;
 }
 
-/* Checks that the sizes, shapes and block sizes of every quantized weight fit each other: a manifest
- * whose digests were made again vouches for bytes only. */
-static qc_status check_weights(const qc_options *o, qc_scan_result *r, qc_error *err)
+/* Finds the quantized weights and holds the sizes, shapes and block sizes of each against each other.
+ * Those that the manifest lists must be among them, with all of their tensors. */
+static qc_status find_weights(const qc_checkpoint *output, qc_arena *arena, const qc_manifest *m,
+                              qc_error *err)
 {
-    qc_checkpoint *output = NULL;
     qc_stored_set stored;
     qc_coded_set coded;
+    QC_TRY(qc_stored_find_codes(&stored, &coded, arena, output, err));
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const char *name = m->tensors[i].name, *scheme = m->tensors[i].scheme;
+        const uint32_t t = qc_checkpoint_find_index(output, name);
+        unsigned s = 0;
+        while (s < QC_SCHEME_COUNT && strcmp(qc_schemes[s].name, scheme) != 0)
+            s++;
+        const int weight = s < QC_SCHEME_COUNT && qc_scheme_is_quantized((qc_scheme)s);
+        if (t == QC_NO_TENSOR || (weight && !stored.weights[t]) ||
+            (strcmp(scheme, "state") == 0 && stored.owners[t] == QC_NO_TENSOR))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is no quantized weight with all of its tensors",
+                    name);
+        if (weight && qc_ends_with(name, "_packed") &&
+            qc_checkpoint_beside(output, name, strlen(name) - strlen("packed"), "shape") ==
+                QC_NO_TENSOR)
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': weight_shape is missing", name);
+    }
+    return QC_OK;
+}
+
+/* A manifest whose digests were made again vouches for bytes only. */
+static qc_status check_weights(const qc_options *o, const qc_manifest *m, qc_scan_result *r,
+                               qc_error *err)
+{
+    qc_checkpoint *output = NULL;
     qc_error why = {0};
-    qc_scan_result found = {.problem_count = 1, .first = {.what = "the quantized weights"}};
     if (r->problem_count > 0)
         return QC_OK;
     qc_status st = qc_checkpoint_open(&output, o->model, &why);
     if (st == QC_OK)
-        st = qc_stored_find_codes(&stored, &coded, o->call.arena, output, &why);
+        st = find_weights(output, o->call.arena, m, &why);
     qc_checkpoint_close(output);
-    if (st == QC_OK)
-        return QC_OK;
-    if (qc_status_exit_code(st) != qc_status_exit_code(QC_ERR_INPUT)) {
+    if (st != QC_OK && qc_status_exit_code(st) != qc_status_exit_code(QC_ERR_INPUT)) {
         if (err)
             *err = why;
         return st;
     }
-    add_result(r, &found);
+    r->problem_count = st != QC_OK;
+    r->first.what = st != QC_OK ? "the quantized weights" : NULL;
     return qc_arena_strdup(o->call.arena, &r->first.why, why.msg, err);
 }
 
@@ -176,7 +194,7 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
     if (st == QC_OK)
         st = scan_twins(o, &m, &result, err);
     if (st == QC_OK)
-        st = check_weights(o, &result, err);
+        st = check_weights(o, &m, &result, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
