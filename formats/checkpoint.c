@@ -384,7 +384,7 @@ const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const cha
 uint32_t qc_checkpoint_beside(const qc_checkpoint *c, const char *stem, size_t stem_len,
                               const char *tail)
 {
-    char name[4096];
+    char name[QC_ST_NAME_MOST + 1]; /* a longer one is no tensor's */
     const size_t tail_len = strlen(tail);
     if (stem_len + tail_len >= sizeof name)
         return UINT32_MAX;

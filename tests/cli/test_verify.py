@@ -304,6 +304,25 @@ class Verify(OutputCase):
         return json.dumps(m, indent=2) + "\n"
 
 
+class Names(OutputCase):
+    def test_one_limit(self):
+        """What would be too long to be read back is refused before the work, and what is written is read."""
+        made = len(".quant_state.bitsandbytes__nf4")
+        for length, code in ((4000 - made, 0), (4000 - made + 1, 3), (4000, 3), (4001, 3), (5000, 3)):
+            name = "model.layers.0." + "x" * (length - len("model.layers.0..weight")) + ".weight"
+            self.model({name: ("BF16", [64, 64], bytes(2 * 64 * 64))})
+            with self.subTest(length=length):
+                if code:
+                    self.fails(3, "-q", "--to", "nf4", "m", "o", has="at most 4000 are allowed")
+                    self.assert_nothing("o")
+                else:
+                    self.ok("-q", "--to", "nf4", "m", "o")
+                    self.ok("-q", "verify", "o")
+                    self.ok("-q", "--to", "bf16", "o", "back")
+                    shutil.rmtree(self.path("o"))
+            shutil.rmtree(self.path("m"))
+
+
 class Headers(OutputCase):
     """A manifest whose digest fits but that says something else than the headers of the shards."""
     NORM = "model.layers.%d.input_layernorm.weight"
