@@ -263,6 +263,34 @@ TEST(damage_is_named)
     }
 }
 
+/* A file that is cut while it is read is damaged, like one that was before. */
+TEST(a_shard_that_is_cut_meanwhile)
+{
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        char path[FX_PATH_BYTES], room[1 << 16];
+        qc_reader_shards *s = NULL;
+        qc_error err = {0};
+        make_output(&w, compressed, 1);
+        qc_reader *r = open_reader(&w);
+        const qc_reader_device *d = qc_reader_device_at(r, 0);
+        assert_int_equal(qc_reader_shards_open(&s, r, 0, NULL), QC_OK);
+        shard_path(path, &w, 0);
+        assert_int_equal(truncate(path, 100), 0);
+        size_t last = d->tensor_count;
+        while (last-- > 0)
+            if (d->tensors[last].bytes > 0 && d->tensors[last].bytes <= sizeof room &&
+                strcmp(d->tensors[last].shard, w.m.shards[0].name) == 0)
+                break;
+        assert_int_equal(qc_reader_read(s, last, NULL, room, &err), QC_ERR_CHECK);
+        assert_non_null(strstr(err.msg, "ends too early"));
+        assert_non_null(strstr(err.msg, d->tensors[last].name));
+        qc_reader_shards_close(s);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
 /* A manifest that is right in itself, but not of these shards. */
 TEST(frames_of_another_output_are_refused)
 {
