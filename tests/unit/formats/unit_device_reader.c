@@ -268,23 +268,23 @@ TEST(a_shard_that_is_cut_meanwhile)
 {
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
-        char path[FX_PATH_BYTES], room[1 << 16];
+        char path[FX_PATH_BYTES];
         qc_reader_shards *s = NULL;
         qc_error err = {0};
-        make_output(&w, compressed, 1);
+        size_t last = TENSORS - 1;
+        make_output(&w, compressed, 0);
         qc_reader *r = open_reader(&w);
-        const qc_reader_device *d = qc_reader_device_at(r, 0);
+        const qc_reader_tensor *tensors = qc_reader_device_at(r, 0)->tensors;
         assert_int_equal(qc_reader_shards_open(&s, r, 0, NULL), QC_OK);
-        shard_path(path, &w, 0);
+        while (tensors[last].bytes == 0)
+            last--;
+        shard_path(path, &w, (uint32_t)w.m.shard_count - 1);
         assert_int_equal(truncate(path, 100), 0);
-        size_t last = d->tensor_count;
-        while (last-- > 0)
-            if (d->tensors[last].bytes > 0 && d->tensors[last].bytes <= sizeof room &&
-                strcmp(d->tensors[last].shard, w.m.shards[0].name) == 0)
-                break;
+        void *room = malloc(tensors[last].bytes);
         assert_int_equal(qc_reader_read(s, last, NULL, room, &err), QC_ERR_CHECK);
         assert_non_null(strstr(err.msg, "ends too early"));
-        assert_non_null(strstr(err.msg, d->tensors[last].name));
+        assert_non_null(strstr(err.msg, tensors[last].name));
+        free(room);
         qc_reader_shards_close(s);
         qc_reader_close(r);
         drop_output(&w);
