@@ -217,8 +217,8 @@ qc_status qc_st_check_name(const char *name, qc_error *err)
     const size_t len = strlen(name);
     if (len > QC_ST_NAME_MOST)
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%.*s...': its name has %zu bytes; at most %u are allowed", NAME_SHOWN_BYTES,
-                name, len, QC_ST_NAME_MOST);
+                "tensor '%.*s...': its name has %zu bytes; at most %u are allowed",
+                NAME_SHOWN_BYTES, name, len, QC_ST_NAME_MOST);
     return QC_OK;
 }
 

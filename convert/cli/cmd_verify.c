@@ -115,8 +115,8 @@ static qc_status scan_twins(const qc_options *o, const qc_manifest *m, qc_scan_r
     return QC_OK;
 }
 
-/* Finds the quantized weights and holds the sizes, shapes and block sizes of each against each other.
- * Those that the manifest lists must be among them, with all of their tensors. */
+/* Finds the quantized weights and holds the sizes, shapes and block sizes of each against each
+ * other. Those that the manifest lists must be among them, with all of their tensors. */
 static qc_status find_weights(const qc_checkpoint *output, qc_arena *arena, const qc_manifest *m,
                               qc_error *err)
 {

@@ -30,8 +30,8 @@ QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *e
  * model. */
 QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, const char *path,
                                               qc_error *err);
-/* Places a planned model on other devices: its recipe and plan, which *out borrows, do not depend on
- * them. */
+/* Places a planned model on other devices. Its recipe and plan do not depend on them, and *out
+ * borrows both. */
 QC_NODISCARD qc_status qc_planned_model_replace(qc_planned_model *out, qc_arena *arena,
                                                 const qc_planned_model *m,
                                                 const qc_plan_subject *subject,

@@ -185,8 +185,8 @@ static int held_in_float(const qc_model_facts *facts, const name_parts *n)
     return (n->path_flags & WORD_QFORMER) && qc_type_is("qformer_in_float", facts->model_type);
 }
 
-/* Says why transformers 5.24 does not call this module's weight as that of a Linear; NULL if it does.
- * Codes in its place would be multiplied as if they were numbers, or not be found. */
+/* Says why transformers 5.24 does not use this weight as that of a Linear; NULL if it does. Codes
+ * in its place would be multiplied as if they were numbers, or not be found. */
 static const char *used_otherwise(const qc_model_facts *facts, const name_parts *n)
 {
     const char *type = facts->model_type;
