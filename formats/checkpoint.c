@@ -188,34 +188,26 @@ static void tensor_at(const void *ctx, size_t i, qc_header_tensor *out)
     memcpy(out->tensor.dims, t->dims, sizeof out->tensor.dims);
 }
 
-/* For a folder with an undamaged manifest: checks that it lists the tensors that the headers have.
- * QC_ERR_INPUT names the first that differs. */
-static qc_status check_manifest(const qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                                qc_error *err)
+/* Loads the manifest of a folder, if it has an undamaged one: what that lists is what is read.
+ * Judging a damaged one is left to verify. */
+static qc_status find_manifest(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
+                               qc_arena *arena, qc_manifest *m, int *found, qc_error *err)
 {
-    qc_arena arena;
-    qc_manifest m;
     qc_error trouble = {0};
     const char *name = QC_MANIFEST_NAME;
     if (!bsearch(&name, tree, tree_count, sizeof *tree, qc_by_text))
         return QC_OK;
-    qc_arena_init(&arena);
-    qc_status st = qc_manifest_load(&m, &arena, c->path, &trouble);
-    if (st == QC_OK) {
-        st = qc_manifest_hold(&m, 0, m.tensor_count, tensor_at, c, c->tensor_count, err);
-        if (st == QC_ERR_CHECK) {
-            qc_error_prefix(err, "%s", c->path);
-            st = qc_error_recode(err, QC_ERR_INPUT);
-        }
-    } else if (st == QC_ERR_CHECK || st == QC_ERR_INPUT) {
-        st = QC_OK; /* judging a damaged manifest is left to verify */
-    } else if (err) {
+    qc_status st = qc_manifest_load(m, arena, c->path, &trouble);
+    *found = st == QC_OK;
+    c->lists_packed = *found && m->compressed;
+    if (st == QC_OK || st == QC_ERR_CHECK || st == QC_ERR_INPUT)
+        return QC_OK;
+    if (err)
         *err = trouble;
-    }
-    qc_arena_deinit(&arena);
     return st;
 }
 
+<<<<<<< HEAD
 /* ---- names of wrapped modules ---- */
 
 /* What torch.compile, FSDP and checkpointing of activations put between a module and its name. No
@@ -300,28 +292,47 @@ static qc_status unwrap(qc_checkpoint *c, qc_error *err)
                               "%s: its names are those of wrapped modules; without %s, as loaders "
                               "look for them, the first is '%.*s'",
                               c->path, qc_checkpoint_names_text(&taken), NAME_SHOWN_BYTES, t->name);
+=======
+/* Checks that the headers have the tensors that a manifest lists. QC_ERR_INPUT names the first that
+ * differs. */
+static qc_status check_manifest(const qc_checkpoint *c, const qc_manifest *m, qc_error *err)
+{
+    qc_status st = qc_manifest_hold(m, 0, m->tensor_count, tensor_at, c, c->tensor_count, err);
+    if (st != QC_ERR_CHECK)
+        return st;
+    qc_error_prefix(err, "%s", c->path);
+    return qc_error_recode(err, QC_ERR_INPUT);
+>>>>>>> hostile
 }
 
 /* ---- opening ---- */
 
-/* index_arena is for the index, which nobody needs after this. chosen: its name, or NULL. */
-static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_arena,
-                          qc_error *err)
+/* arena is for the index and the manifest, which nobody needs after this. chosen: the name of the
+ * index, or NULL. */
+static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *arena, qc_error *err)
 {
     qc_checkpoint_index index = {0};
+    qc_manifest m;
+    int has_manifest = 0;
     qc_tree_file *tree = NULL;
     size_t tree_count = 0;
     uint64_t twin_bytes = 0;
     int has_index = 0;
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, QC_CHECKPOINT_FILES_MOST, &tree, &tree_count, err));
+<<<<<<< HEAD
     QC_TRY(qc_checkpoint_read_config(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
+=======
+    QC_TRY(find_manifest(c, tree, tree_count, arena, &m, &has_manifest, err));
+    QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, arena, &index, &has_index, err));
+>>>>>>> hostile
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, &twin_bytes, err));
     if (has_index)
         QC_TRY(qc_checkpoint_check_index(c, &index, err));
-    QC_TRY(check_manifest(c, tree, tree_count, err));
+    if (has_manifest)
+        QC_TRY(check_manifest(c, &m, err));
     QC_TRY(qc_checkpoint_find_side(c, tree, tree_count, err));
     const char *manifest = QC_MANIFEST_NAME;
     qc_checkpoint_judge_kind(c);
@@ -503,7 +514,7 @@ const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const cha
 uint32_t qc_checkpoint_beside(const qc_checkpoint *c, const char *stem, size_t stem_len,
                               const char *tail)
 {
-    char name[4096];
+    char name[QC_ST_NAME_MOST + 1]; /* a longer one is no tensor's */
     const size_t tail_len = strlen(tail);
     if (stem_len + tail_len >= sizeof name)
         return UINT32_MAX;

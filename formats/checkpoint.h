@@ -74,6 +74,7 @@ struct qc_checkpoint {
     qc_arena arena;
     const char *path; /* as given; for an index that was given, its directory */
     int is_dir;
+    int lists_packed; /* by its manifest, the weights are the compressed files */
     const char *stem; /* how the files' names begin that its loader looks for: "model",
                          "diffusion_pytorch_model" */
     int is_adapter;   /* by the names of files or tensors, this is an adapter, to be added to a

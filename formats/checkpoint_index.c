@@ -146,10 +146,10 @@ static qc_status find_file(qc_checkpoint *c, qc_checkpoint_file *f, const char *
     QC_TRY(qc_path_stat(packed, &packed_kind, NULL, err));
     const int has_plain = plain_kind != QC_PATH_MISSING;
     const int has_packed = packed_kind != QC_PATH_MISSING;
-    if (has_plain && has_packed)
+    if (has_plain && has_packed && !c->lists_packed)
         QC_TRY(qc_checkpoint_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
                                   NAME_SHOWN_BYTES, name));
-    f->path = has_plain ? plain : has_packed ? packed : NULL;
+    f->path = has_packed && (c->lists_packed || !has_plain) ? packed : has_plain ? plain : NULL;
     return QC_OK;
 }
 

@@ -240,10 +240,10 @@ qc_status qc_output_frames_list(qc_output_frames *f, size_t shard, qc_error *err
         return QC_OK;
     }
     qc_status st = qc_seek_table_read(&table, &s->file, err);
-    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED)
-        st = qc_error_recode(err, QC_ERR_CHECK); /* the table was right once */
     if (st == QC_OK)
         st = check_table(&table, s, shard_row(f, shard), err);
+    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED)
+        st = qc_error_recode(err, QC_ERR_CHECK); /* the table was right once */
     if (st == QC_OK)
         st = make_room(f, table.count, err);
     if (st == QC_OK && !add_shard(f, shard, &table))
@@ -324,6 +324,8 @@ static qc_status read_frame(frame_reader *r, size_t index, void *dst, qc_error *
         r->job->stored[at] = qc_digest_finish(r->hash);
     if (st == QC_ERR_INPUT)
         QC_FAIL(err, QC_ERR_CHECK, "a frame cannot be decompressed");
+    if (st == QC_ERR_TRUNCATED) /* while it was read, as its size was right */
+        return qc_error_recode(err, QC_ERR_CHECK);
     if (st == QC_OK && r->job->content)
         r->job->content[at] =
             r->coder ? qc_digest_bytes(dst, frame->content_bytes) : r->job->stored[at];

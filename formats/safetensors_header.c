@@ -150,6 +150,16 @@ static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error
     return QC_OK;
 }
 
+qc_status qc_st_check_name(const char *name, qc_error *err)
+{
+    const size_t len = strlen(name);
+    if (len > QC_ST_NAME_MOST)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%.*s...': its name has %zu bytes; at most %u are allowed",
+                NAME_SHOWN_BYTES, name, len, QC_ST_NAME_MOST);
+    return QC_OK;
+}
+
 static qc_status parse_members(qc_st_header *h, const qc_json_node *root, qc_error *err)
 {
     QC_TRY(qc_json_expect(root, QC_JSON_OBJECT, "header", err));
@@ -160,6 +170,7 @@ static qc_status parse_members(qc_st_header *h, const qc_json_node *root, qc_err
             QC_TRY(parse_metadata(h, m, err));
             continue;
         }
+        QC_TRY(qc_st_check_name(name, err));
         qc_st_tensor *t = &h->tensors[h->tensor_count];
         qc_status st = parse_fields(h, t, m, err);
         if (st != QC_OK) {

@@ -15,6 +15,7 @@
 #include "base/strbuf.h"
 
 #define QC_ST_MAX_HEADER_BYTES 100000000u /* N at most, reading and writing */
+#define QC_ST_NAME_MOST        4000u      /* bytes of a tensor's name, reading and writing */
 
 typedef struct {
     const char *name; /* UTF-8, NUL-terminated, no NUL inside */
@@ -57,6 +58,8 @@ void qc_st_header_forget(qc_st_header *h);
 /* Compares tensors by their order in a file of the reference writer: dtype descending, then
  * name. */
 int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b);
+/* QC_ERR_INPUT for a name that is too long. */
+QC_NODISCARD qc_status qc_st_check_name(const char *name, qc_error *err);
 /* These count the bytes of a header instead of writing them: of one tensor, and of a header whose
  * tensors sum up to entry_bytes. qc_st_header_bytes fails as qc_st_header_end does. */
 uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t);

@@ -350,6 +350,7 @@ static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors
                                    out->count));
         for (uint32_t k = 0; k < s->count; k++) {
             QC_TRY(named(&t, name, out, tensors, s->order[k], err));
+            QC_TRY(qc_st_check_name(t.st.name, err));
             bytes += qc_st_header_entry_bytes(&t.st);
         }
         st = qc_st_header_bytes(&s->header_bytes, bytes, s->count, &pt_format, 1, err);

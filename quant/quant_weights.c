@@ -144,9 +144,6 @@ static qc_status check_scales(const qc_weights *w, uint64_t blocks, uint64_t sca
     if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "the weights have neither plain scales nor all arrays of double-quantized ones");
-    if (w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0)
-        QC_FAIL(err, QC_ERR_SHAPE, "nested block size: expected a power of two, found %u",
-                w->nested_block);
     uint64_t want = qc_ceil_div_u64(blocks, w->nested_block);
     if (nested_scales != want)
         QC_FAIL(err, QC_ERR_SHAPE, "expected %" PRIu64 " scales of scales, found %" PRIu64, want,
@@ -154,26 +151,15 @@ static qc_status check_scales(const qc_weights *w, uint64_t blocks, uint64_t sca
     return QC_OK;
 }
 
-qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
-                           uint64_t nested_scales, qc_error *err)
+qc_status qc_weights_check_sizes(const qc_weights *w, int nested, uint64_t *blocks, qc_error *err)
 {
     uint64_t elems = 0, bytes = 0;
-    if (!w)
-        QC_FAIL(err, QC_ERR_USAGE, "qc_weights_check: the weight is NULL");
     /* The size in bytes as floats must fit too, so that what is derived from it needs no check. */
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
         QC_FAIL(err, QC_ERR_SHAPE, "a weight of [%" PRIu64 ", %" PRIu64 "] has too many elements",
                 w->rows, w->form.cols);
     if (!w->form.ops)
         QC_FAIL(err, QC_ERR_SHAPE, "the form of the weights is not known");
-    uint64_t want = qc_form_code_bytes(&w->form, elems);
-    if (codes_bytes != want)
-        QC_FAIL(err, QC_ERR_SHAPE,
-                "a weight of [%" PRIu64 ", %" PRIu64 "]: expected %" PRIu64
-                " bytes of codes, found %" PRIu64,
-                w->rows, w->form.cols, want, codes_bytes);
-    if (elems > 0 && !w->codes)
-        QC_FAIL(err, QC_ERR_SHAPE, "the weights have no codes");
     const uint64_t whole = !w->form.ops->integer ? 1
                            : w->form.block_elems ? w->form.block_elems
                                                  : 8 / w->form.ops->bits;
@@ -182,13 +168,35 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
                 "rows of weights in %s: expected whole groups of %" PRIu64 ", found %" PRIu64
                 " columns",
                 w->form.ops->name, whole, w->form.cols);
-    if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems)) {
-        if (w->rows > 0 && !w->absmax)
-            QC_FAIL(err, QC_ERR_SHAPE, "the weights have no scales for their rows");
-        return check_scales(w, w->rows, scales, nested_scales, err);
-    }
+    *blocks = w->rows;
+    if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems))
+        return QC_OK;
     if (!qc_block_size_valid(w->form.block_elems))
         QC_FAIL(err, QC_ERR_SHAPE, "block size: expected a power of two from 32 to 4096, found %u",
                 w->form.block_elems);
-    return check_scales(w, qc_ceil_div_u64(elems, w->form.block_elems), scales, nested_scales, err);
+    *blocks = qc_ceil_div_u64(elems, w->form.block_elems);
+    if (nested && (w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0))
+        QC_FAIL(err, QC_ERR_SHAPE, "nested block size: expected a power of two, found %u",
+                w->nested_block);
+    return QC_OK;
+}
+
+qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
+                           uint64_t nested_scales, qc_error *err)
+{
+    uint64_t blocks = 0;
+    if (!w)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_weights_check: the weight is NULL");
+    QC_TRY(qc_weights_check_sizes(w, !w->absmax, &blocks, err));
+    const uint64_t elems = w->rows * w->form.cols, want = qc_form_code_bytes(&w->form, elems);
+    if (codes_bytes != want)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "a weight of [%" PRIu64 ", %" PRIu64 "]: expected %" PRIu64
+                " bytes of codes, found %" PRIu64,
+                w->rows, w->form.cols, want, codes_bytes);
+    if (elems > 0 && !w->codes)
+        QC_FAIL(err, QC_ERR_SHAPE, "the weights have no codes");
+    if (qc_form_by_rows(&w->form) && w->rows > 0 && !w->absmax)
+        QC_FAIL(err, QC_ERR_SHAPE, "the weights have no scales for their rows");
+    return check_scales(w, blocks, scales, nested_scales, err);
 }

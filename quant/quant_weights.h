@@ -75,6 +75,11 @@ QC_API QC_NODISCARD qc_status qc_weights_check(const qc_weights *w, uint64_t cod
                                                uint64_t scales, uint64_t nested_scales,
                                                qc_error *err);
 
+/* The part of it that needs no arrays: rows, columns, block sizes and the form fit each other.
+ * nested: the scales are quantized, too. Sets *blocks to the number of scales. */
+QC_NODISCARD qc_status qc_weights_check_sizes(const qc_weights *w, int nested, uint64_t *blocks,
+                                              qc_error *err);
+
 /* Writes the values of rows [first, first + rows) of w, without gaps: out has room for rows * cols
  * elements of dtype F32, F16 or BF16, and needs no alignment. F32 has the values as they are; the
  * others are rounded once, to nearest even, and what is too large for F16 becomes infinite.

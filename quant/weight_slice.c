@@ -55,6 +55,8 @@ static qc_status check_part(const qc_weights *w, const qc_weights_part *p, qc_er
                 : !p ? "the part"
                      : "the weight's form.ops");
     const uint64_t cols = w->form.cols;
+    uint64_t blocks = 0;
+    QC_TRY(qc_weights_check_sizes(w, !w->absmax, &blocks, err));
     if (p->row > w->rows || p->rows > w->rows - p->row || p->col > cols || p->cols > cols - p->col)
         QC_FAIL(err, QC_ERR_USAGE,
                 "rows %" PRIu64 " to %" PRIu64 " and columns %" PRIu64 " to %" PRIu64
@@ -202,6 +204,8 @@ qc_status qc_weights_cuts_of(const qc_weights *w, qc_weights_cuts *out, qc_error
                 !w     ? "the weight"
                 : !out ? "out"
                        : "the weight's form.ops");
+    uint64_t blocks = 0;
+    QC_TRY(qc_weights_check_sizes(w, !w->absmax, &blocks, err));
     const uint64_t group = w->absmax ? 1 : qc_max_u64(w->nested_block, 1);
     const uint64_t least = least_of(&w->form);
     *out = (qc_weights_cuts){
@@ -215,6 +219,7 @@ qc_status qc_weights_read_of(const qc_weights *w, const qc_weights_part *part, q
                              qc_error *err)
 {
     static const float has_floats;
+    uint64_t blocks = 0;
     qc_weights shape;
     cut c;
     if (!w || !part || !out || !w->form.ops)
@@ -225,6 +230,7 @@ qc_status qc_weights_read_of(const qc_weights *w, const qc_weights_part *part, q
                         : "the weight's form.ops");
     shape = *w;
     shape.absmax = w->form.nested ? NULL : &has_floats;
+    QC_TRY(qc_weights_check_sizes(&shape, !shape.absmax, &blocks, err));
     *out = (qc_weights_read){.read = *part};
     if (part->cols == w->form.cols && part->row < w->rows && part->rows <= w->rows - part->row) {
         const uint64_t elems = qc_max_u64(w->form.block_elems, least_of(&w->form));

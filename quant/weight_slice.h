@@ -48,9 +48,10 @@ typedef struct {
     uint64_t code_bytes, scales, nested_scales;
 } qc_weights_read;
 
-/* w must be sound (qc_weights_check), here and below, but qc_weights_read_of takes one without
- * arrays, of which form.nested says whether it has scales that are quantized too. QC_ERR_USAGE
- * where a pointer is NULL. */
+/* The arrays of w must be sound (qc_weights_check), here and below, but qc_weights_read_of takes a
+ * weight without arrays, of which form.nested says whether it has scales that are quantized too.
+ * QC_ERR_USAGE where a pointer is NULL; QC_ERR_SHAPE where the numbers of w do not fit each
+ * other. */
 QC_API QC_NODISCARD qc_status qc_weights_cuts_of(const qc_weights *w, qc_weights_cuts *out,
                                                  qc_error *err);
 

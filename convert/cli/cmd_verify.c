@@ -3,6 +3,7 @@
 
 #include "base/text.h"
 #include "convert/cli/commands.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 #include "convert/term/progress.h"
 #include "convert/verify/output_scan.h"
@@ -19,11 +20,13 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     size_t count = 0, n = 0, strangers = 0;
     const char *first = NULL;
     const char **known = NULL;
-    QC_TRY(qc_arena_alloc(o->call.arena, &known, m->shard_count + m->file_count + 1, sizeof(char *),
-                          err));
-    for (size_t i = 0; i < m->shard_count; i++, n++)
+    QC_TRY(qc_arena_alloc(o->call.arena, &known, 2 * m->shard_count + m->file_count + 1,
+                          sizeof(char *), err));
+    for (size_t i = 0; i < m->shard_count; i++, n++) {
+        known[n++] = m->shards[i].name; /* beside the .zst that is listed it was compared, too */
         QC_TRY(qc_arena_printf(o->call.arena, &known[n], err, "%s%s", m->shards[i].name,
                                qc_manifest_ending(m)));
+    }
     for (size_t i = 0; i < m->file_count; i++)
         known[n++] = m->files[i].path;
     known[n++] = QC_MANIFEST_NAME;
@@ -95,6 +98,72 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
+/* Compares plain shards beside the listed .zst, which loaders other than qconv would read. */
+static qc_status scan_twins(const qc_options *o, const qc_manifest *m, qc_scan_result *r,
+                            qc_error *err)
+{
+    qc_manifest plain = *m;
+    qc_scan_result twins;
+    const qc_scan_options so = {.threads = o->call.threads, .shards_only = 1, .where_there = 1};
+    if (!m->compressed)
+        return QC_OK;
+    plain.compressed = 0;
+    QC_TRY(qc_scan_output(&twins, o->call.arena, o->model, &plain, &so, err));
+    if (r->problem_count == 0)
+        r->first = twins.first;
+    r->problem_count += twins.problem_count;
+    return QC_OK;
+}
+
+/* Finds the quantized weights and holds the sizes, shapes and block sizes of each against each
+ * other. Those that the manifest lists must be among them, with all of their tensors. */
+static qc_status find_weights(const qc_checkpoint *output, qc_arena *arena, const qc_manifest *m,
+                              qc_error *err)
+{
+    qc_stored_set stored;
+    qc_coded_set coded;
+    QC_TRY(qc_stored_find_codes(&stored, &coded, arena, output, err));
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const char *name = m->tensors[i].name, *scheme = m->tensors[i].scheme;
+        const uint32_t t = qc_checkpoint_find_index(output, name);
+        unsigned s = 0;
+        while (s < QC_SCHEME_COUNT && strcmp(qc_schemes[s].name, scheme) != 0)
+            s++;
+        const int weight = s < QC_SCHEME_COUNT && qc_scheme_is_quantized((qc_scheme)s);
+        if (t == QC_NO_TENSOR || (weight && !stored.weights[t]) ||
+            (strcmp(scheme, "state") == 0 && stored.owners[t] == QC_NO_TENSOR))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is no quantized weight with all of its tensors",
+                    name);
+        if (weight && qc_ends_with(name, "_packed") &&
+            qc_checkpoint_beside(output, name, strlen(name) - strlen("packed"), "shape") ==
+                QC_NO_TENSOR)
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': weight_shape is missing", name);
+    }
+    return QC_OK;
+}
+
+/* A manifest whose digests were made again vouches for bytes only. */
+static qc_status check_weights(const qc_options *o, const qc_manifest *m, qc_scan_result *r,
+                               qc_error *err)
+{
+    qc_checkpoint *output = NULL;
+    qc_error why = {0};
+    if (r->problem_count > 0)
+        return QC_OK;
+    qc_status st = qc_checkpoint_open(&output, o->model, &why);
+    if (st == QC_OK)
+        st = find_weights(output, o->call.arena, m, &why);
+    qc_checkpoint_close(output);
+    if (st != QC_OK && qc_status_exit_code(st) != qc_status_exit_code(QC_ERR_INPUT)) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    r->problem_count = st != QC_OK;
+    r->first.what = st != QC_OK ? "the quantized weights" : NULL;
+    return qc_arena_strdup(o->call.arena, &r->first.why, why.msg, err);
+}
+
 qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
 {
     QC_TRY(qc_checkpoint_check_single(o->model, err));
@@ -122,6 +191,10 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
         st = qc_code_counts_open(codes, o->call.arena, o->model, &m, err);
     if (st == QC_OK)
         st = qc_scan_output(&result, o->call.arena, o->model, &m, &so, err);
+    if (st == QC_OK)
+        st = scan_twins(o, &m, &result, err);
+    if (st == QC_OK)
+        st = check_weights(o, &m, &result, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);

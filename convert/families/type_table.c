@@ -100,6 +100,9 @@ static const qc_cache_row cache_rows[] = {
            "!use_sliding_window~+!(layer+1-max_window_layers?)")},
     {KEEPS(" dots1 ", FULL, SLIDING, "!(layer+1-max_window_layers?62)"), .missing_window = 4096},
     {KEEPS(" qwen3_moe ", FULL, SLIDING, "!use_sliding_window~")},
+    /* transformers 5.24 repeats the heads of k and v before it caches them. */
+    {KEEPS(" falcon RefinedWeb RefinedWebModel ", FULL, FULL, NULL),
+     .full = "2*head_dim*(new_decoder_architecture~*heads+!new_decoder_architecture~*kv_heads)"},
     {SLIDES(" gemma4_text gemma4_unified_text "),
      .full = "2*global_head_dim?512*(attention_k_eq_v~*num_global_key_value_heads?(kv_heads)+"
              "!attention_k_eq_v~*kv_heads)"},

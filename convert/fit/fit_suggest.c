@@ -42,6 +42,13 @@ static qc_status try_fit(seeker *s, qc_fit *fit, const qc_fit_options *use, qc_e
     return QC_OK;
 }
 
+/* Frees what a try before took: a plan can take hundreds of megabytes. */
+static void forget_try(seeker *s)
+{
+    qc_arena_deinit(&s->scratch);
+    qc_arena_init(&s->scratch);
+}
+
 /* Plans the model anew. If the checkpoint cannot become what o says, *made is 0: the plan that was
  * asked for has not failed by that. */
 static qc_status try_plan(qc_planned_model *out, int *made, qc_arena *arena,
@@ -132,6 +139,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
         }
         if (ladder[i] == QC_TO_AUTO)
             trial.recipe.block_elems = 0;
+        forget_try(s);
         QC_TRY(try_plan(&planned, &made, &s->scratch, &unread, &trial, err));
         if (!made || !planned.fit.fits)
             continue;
@@ -453,12 +461,17 @@ static qc_status more_ranks(seeker *s, qc_error *err)
     uint32_t ranks = s->planned->fit.ranks;
     for (uint32_t n = ranks * 2; ranks > 0 && n <= QC_MAX_SUGGESTED_CARDS; n *= 2) {
         qc_planned_model planned;
-        int made = 0;
+        qc_error trouble = {0};
         trial.fit.tensor_parallel = n;
+        forget_try(s);
         QC_TRY(widen(s, &trial.fit.vram, n - ranks, 0, 0, err));
-        QC_TRY(try_plan(&planned, &made, &s->scratch, s->subject, &trial, err));
-        if (!made)
+        const qc_status st = qc_planned_model_replace(&planned, &s->scratch, s->planned, s->subject,
+                                                      &trial, &trouble);
+        if (qc_status_is_refusal(st))
             return QC_OK;
+        if (st != QC_OK && err)
+            *err = trouble;
+        QC_TRY(st);
         if (!planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--tp %" PRIu32 " on as many cards", n));

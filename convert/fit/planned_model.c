@@ -65,6 +65,24 @@ static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks
     return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &split, err);
 }
 
+/* Places what is planned on the devices of the options. */
+static qc_status place(qc_planned_model *out, qc_arena *arena, const qc_plan_subject *subject,
+                       const qc_plan_options *options, qc_error *err)
+{
+    const uint32_t ranks = qc_tp_ranks(&options->fit);
+    out->geometry = *subject->geometry;
+    if (ranks > 0)
+        QC_TRY(take_share(out, arena, ranks, err));
+    else
+        QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,
+                                   &out->largest_weight, err));
+    const qc_fit_load load = {&out->segments, &out->geometry, out->segment_bytes,
+                              out->largest_weight};
+    QC_TRY(qc_fit_make(&out->fit, arena, &load, &options->fit, err));
+    out->fit.weight_bytes = out->plan.tensor_bytes;
+    return qc_fit_count_experts(&out->fit, &out->plan, err);
+}
+
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                 const qc_plan_subject *subject, const qc_plan_options *options,
                                 qc_error *err)
@@ -86,17 +104,17 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                               err));
     QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, subject->call, options,
                          err));
-    out->geometry = *subject->geometry;
-    if (ranks > 0)
-        QC_TRY(take_share(out, arena, ranks, err));
-    else
-        QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,
-                                   &out->largest_weight, err));
-    const qc_fit_load load = {&out->segments, &out->geometry, out->segment_bytes,
-                              out->largest_weight};
-    QC_TRY(qc_fit_make(&out->fit, arena, &load, &options->fit, err));
-    out->fit.weight_bytes = out->plan.tensor_bytes;
-    return qc_fit_count_experts(&out->fit, &out->plan, err);
+    return place(out, arena, subject, options, err);
+}
+
+qc_status qc_planned_model_replace(qc_planned_model *out, qc_arena *arena,
+                                   const qc_planned_model *m, const qc_plan_subject *subject,
+                                   const qc_plan_options *options, qc_error *err)
+{
+    *out = *m;
+    if (qc_tp_ranks(&options->fit) > 0)
+        QC_TRY(qc_tp_check(&options->fit, subject->model, subject->geometry, err));
+    return place(out, arena, subject, options, err);
 }
 
 qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)

@@ -30,6 +30,12 @@ QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *e
  * model. */
 QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, const char *path,
                                               qc_error *err);
+/* Places a planned model on other devices. Its recipe and plan do not depend on them, and *out
+ * borrows both. */
+QC_NODISCARD qc_status qc_planned_model_replace(qc_planned_model *out, qc_arena *arena,
+                                                const qc_planned_model *m,
+                                                const qc_plan_subject *subject,
+                                                const qc_plan_options *options, qc_error *err);
 /* Fills in what was not given: `to` becomes nf4, or keep for a checkpoint in bitsandbytes' form
  * or with most of its parameters in 4 bits or fewer already; the context becomes 8192, or the
  * model's limit if that is less. */

@@ -64,8 +64,8 @@ static qc_status read_shape(reader *r, qc_error *err)
     qc_geometry *g = r->out;
     uint64_t layers = 0;
     QC_TRY(qc_config_read(&layers, &r->config,
-                          "decoder_layers num_decoder_layers num_hidden_layers n_layer n_layers "
-                          "num_layers layers",
+                          "decoder_layers num_decoder_layers decoder_num_hidden_layers "
+                          "num_hidden_layers n_layer n_layers num_layers layers",
                           QC_CONFIG_MAX_LAYERS, 0, err));
     /* Only a list may tell how many there are (nemotron_h). xlstm's num_blocks is not read. */
     const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
@@ -80,8 +80,9 @@ static qc_status read_shape(reader *r, qc_error *err)
     QC_TRY(qc_config_size(&g->hidden, &r->config, "hidden_size n_embd d_model n_embed embed_dim", 0,
                           err));
     QC_TRY(qc_config_size(&g->heads, &r->config,
-                          "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
-                          "n_head n_heads num_heads attention_heads",
+                          "decoder_attention_heads num_decoder_attention_heads "
+                          "decoder_num_attention_heads num_attention_heads n_head n_heads "
+                          "num_heads attention_heads",
                           r->row->heads, err));
     QC_TRY(read_kv_heads(r, err));
     QC_TRY(read_head_dim(r, err));

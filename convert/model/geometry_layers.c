@@ -165,6 +165,25 @@ static void set_window(qc_layer_geometry *l, uint64_t window)
     l->window = window;
 }
 
+/* Finds what a layer keeps whose sizes differ from those of the others, as transformers 5 saves
+ * them. What has no row here then has the sizes of config.json, and no others. */
+static qc_status read_own_layer(const qc_geometry_reader *r, uint32_t layer,
+                                const qc_shape_facts *facts, uint64_t *elems, qc_error *err)
+{
+    char index[16];
+    qc_shape_facts own = *facts;
+    const qc_json_node *layers = text_field(r, "per_layer_config");
+    if (r->row->sliding || !layers || qc_json_kind_of(layers) != QC_JSON_OBJECT)
+        return QC_OK;
+    (void)snprintf(index, sizeof index, "%" PRIu32, layer);
+    const qc_json_node *at = qc_json_get(layers, index);
+    QC_TRY(qc_config_count(&own.head_dim, qc_json_get(at, "head_dim"), QC_CONFIG_MAX_SIZE,
+                           own.head_dim, err));
+    QC_TRY(qc_config_count(&own.kv_heads, qc_json_get(at, "num_key_value_heads"),
+                           QC_CONFIG_MAX_SIZE, own.kv_heads, err));
+    return qc_shape_when(elems, qc_cache_row_usual()->full, 0, &own, err);
+}
+
 static qc_status set_kinds(const qc_geometry_reader *r, const kind *kinds,
                            const qc_shape_facts *facts, qc_error *err)
 {
@@ -192,6 +211,7 @@ static qc_status set_kinds(const qc_geometry_reader *r, const kind *kinds,
             continue;
         l->attention = QC_ATTENTION_FULL;
         l->kv_elems = kinds[i] == QC_LAYER_SLIDING ? sliding : full;
+        QC_TRY(read_own_layer(r, i, facts, &l->kv_elems, err));
         if (kinds[i] == QC_LAYER_SLIDING)
             set_window(l, window);
         else if (kinds[i] == QC_LAYER_CHUNKED)

@@ -186,6 +186,20 @@ static int held_in_float(const qc_model_facts *facts, const name_parts *n)
     return (n->path_flags & WORD_QFORMER) && qc_type_is("qformer_in_float", facts->model_type);
 }
 
+/* Says why transformers 5.24 does not use this weight as that of a Linear; NULL if it does. Codes
+ * in its place would be multiplied as if they were numbers, or not be found. */
+static const char *used_otherwise(const qc_model_facts *facts, const name_parts *n)
+{
+    const char *type = facts->model_type;
+    const int grouped =
+        equals(n->module, n->module_len, "wo_a") || equals(n->module, n->module_len, "o_a_proj");
+    if (grouped && qc_type_is("grouped_output", type))
+        return "multiplied in groups, not as one matrix";
+    if (equals(n->module, n->module_len, "dt_proj") && qc_type_is("dt_proj_by_hand", type))
+        return "its model multiplies with the weight itself";
+    return qc_type_is("linears_of_its_own", type) ? "in a layer of the model's own kind" : NULL;
+}
+
 /* Is it a head that predicts a label? "classifier" also counts at the end of a longer name, because
  * transformers 5 leaves a module plain that ends in a name on its list. */
 static int is_label_head(const name_parts *n)
@@ -223,6 +237,8 @@ static void classify_matrix(const qc_model_facts *facts, const qc_checkpoint_ten
             "as many rows as the vocabulary");
     } else if (held_in_float(facts, n)) {
         set(out, QC_ROLE_LINEAR, QC_TRAIT_FLOAT, "held in 32 bit by transformers");
+    } else if (used_otherwise(facts, n)) {
+        set(out, QC_ROLE_OTHER, QC_TRAIT_MAYBE | QC_TRAIT_MODULE, used_otherwise(facts, n));
     } else if (t->dims[0] < QC_MIN_GUESSED_DIM || t->dims[1] < QC_MIN_GUESSED_DIM) {
         set(out, QC_ROLE_OTHER, QC_TRAIT_MAYBE | QC_TRAIT_MODULE, "a side shorter than 32");
     } else {

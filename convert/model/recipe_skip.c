@@ -141,6 +141,75 @@ static qc_status add_towers(qc_skip_list *l, const char *name, qc_error *err)
     return QC_OK;
 }
 
+/* Renamings of transformers 5.24 (conversion_mapping.py; DiffusionGemma's encoder is tied to its
+ * decoder), in order. Names end with a dot here. ^: at the begin; |: each of these, where one
+ * tensor of the file becomes several modules, or where it depends on the class that loads. */
+static const struct {
+    const char *types, *from, *to;
+} in_memory[] = {
+    {" sarvam_moe ", ".attention.", ".self_attn."},
+    {" sarvam_moe ", ".self_attn.dense.", ".self_attn.o_proj."},
+    {" sarvam_moe ", ".query_key_value.", ".q_proj.|.k_proj.|.v_proj."},
+    {" axk2 ", ".W_down.", ".mlp.fc1."},
+    {" axk2 ", ".W_up.", ".mlp.fc2."},
+    {" axk2 ", ".self_attn.q_b_proj.", ".self_attn.q_gate_proj."},
+    {" step3p7 ", "^vision_model.", "model.vision_model."},
+    {" step3p7 ", "^vit_large_projector.", "model.multi_modal_projector."},
+    {" step3p7 ", "^model.layers.", "model.language_model.layers."},
+    {" step3p7 ", ".moe.gate.", ".mlp.gate."},
+    {" step3p7 ", ".share_expert.", ".mlp.shared_experts."},
+    {" step3p7 ", ".transformer.resblocks.", ".layers."},
+    {" step3p7 ", ".vit_downsampler", ".downsampler"},
+    {" step3p7 inkling2 ", ".mlp.c_fc.", ".mlp.fc1."},
+    {" step3p7 inkling2 ", ".mlp.c_proj.", ".mlp.fc2."},
+    {" step3p7 inkling2 inkling2_text ", ".attn.", ".self_attn."},
+    /* A kept out_proj lies beside an in_proj_weight, which is no module's. */
+    {" step3p7 ", ".self_attn.out_proj.",
+     ".self_attn.out_proj.|.self_attn.q_proj.|.self_attn.k_proj.|.self_attn.v_proj."},
+    {" inkling2 inkling2_text ", "^model.llm.unembed.", "lm_head."},
+    {" inkling2 ", "^model.llm.", "model.language_model."},
+    {" inkling2_text ", "^model.llm.", "model."},
+    {" inkling2 ", "^model.visual.", "model.vision_tower."},
+    {" inkling2 ", ".vision_tower.backbone.", ".vision_tower."},
+    {" inkling2 ", ".vision_tower.proj_in.", ".vision_tower.merger.linear_1."},
+    {" inkling2 ", ".vision_tower.proj_out.", ".vision_tower.merger.linear_2."},
+    {" inkling2 inkling2_text ", ".self_attn.wq_du.", ".self_attn.q_proj.linear."},
+    {" inkling2 inkling2_text ", ".self_attn.wk_dv.", ".self_attn.k_proj.linear."},
+    {" inkling2 inkling2_text ", ".self_attn.wv_dv.", ".self_attn.v_proj.linear."},
+    {" inkling2 inkling2_text ", ".self_attn.wr_du.", ".self_attn.relative_position_bias.linear."},
+    {" inkling2 inkling2_text ", ".self_attn.wo_ud.", ".self_attn.o_proj.linear."},
+    {" inkling2 inkling2_text ", ".self_attn.gate_attn.", ".self_attn.o_proj.gate_proj."},
+    {" inkling2 inkling2_text ", ".self_attn.attn_sink_proj.", ".self_attn.sink_proj."},
+    {" ultrabert ", "^ultrabert.", "model.|"},
+    {" ultrabert ", "^cls.", "head.decoder."},
+    {" diffusion_gemma ", "^model.decoder.layers.", "model.encoder.language_model.layers."},
+};
+
+/* Adds the names that a module has in memory. name ends with a dot; rows before `row` are done. */
+static qc_status add_in_memory(qc_skip_list *l, const char *type, const char *name, size_t row,
+                               qc_error *err)
+{
+    const char *at = NULL, *from = NULL, *other = NULL;
+    for (; !at && row < sizeof in_memory / sizeof *in_memory; row++) {
+        from = in_memory[row].from;
+        const int first = *from == '^';
+        from += first;
+        if (qc_config_word_in(type, in_memory[row].types))
+            at = !first ? strstr(name, from) : begins(name, from) ? name : NULL;
+    }
+    if (!at) {
+        QC_TRY(qc_arena_strndup(l->arena, &other, name, strlen(name) - 1, err));
+        return append_other(l, other, err);
+    }
+    for (const char *to = in_memory[row - 1].to; to; to = strchr(to, '|')) {
+        to += *to == '|';
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "%.*s%.*s%s", (int)(at - name), name,
+                               (int)strcspn(to, "|"), to, at + strlen(from)));
+        QC_TRY(add_in_memory(l, type, other, row, err));
+    }
+    return QC_OK;
+}
+
 /* Since transformers 4.52 the names of a composite model's submodels begin with "model."; in files
  * they are often still the old ones. */
 static qc_status add_parts(qc_skip_list *l, const char *name, qc_error *err)
@@ -183,6 +252,10 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
         QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", to, name + strlen(from)));
         QC_TRY(append_other(l, other, err));
     }
+    qc_config config;
+    qc_config_open(&config, l->model->config);
+    QC_TRY(qc_arena_printf(l->arena, &other, err, "%s.", name));
+    QC_TRY(add_in_memory(l, config.model_type, other, 0, err));
     if (l->composite)
         QC_TRY(add_parts(l, name, err));
     return add_towers(l, name, err);

@@ -302,6 +302,7 @@ static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_repo
         QC_TRY(check_kept(c, err));
         if (qc_calibration_is_due(&c->calibrate)) {
             QC_TRY(check_room(c, err));
+            c->worked = 1;
             QC_TRY(qc_calibration_run(&c->calibrate, err));
         }
         QC_TRY(check_room(c, err));

@@ -152,6 +152,12 @@ static qc_status add_shard(scan *s, size_t shard, qc_error *err)
     QC_TRY(qc_arena_printf(s->result->arena, &name, err, "%s%s", m->shards[shard].name,
                            qc_manifest_ending(m)));
     qc_status st = qc_output_frames_open(f, shard, &why);
+    if (s->options->where_there && st == QC_ERR_CHECK) {
+        qc_path_kind kind = QC_PATH_MISSING;
+        QC_TRY(qc_path_stat(f->shards[shard].path, &kind, NULL, err));
+        if (kind == QC_PATH_MISSING)
+            return QC_OK;
+    }
     s->result->content_bytes += m->shards[shard].content_bytes;
     s->result->stored_bytes += f->shards[shard].file_bytes;
     if (st == QC_OK)

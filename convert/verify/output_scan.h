@@ -37,6 +37,7 @@ typedef struct {
 typedef struct {
     unsigned threads;  /* 0: as many as qc_pipeline_default_threads(0) says */
     int shards_only;   /* check neither other files nor the index, for the manifest of a part */
+    int where_there;   /* pass over shards whose file is missing */
     qc_scan_sink sink; /* NULL: only check */
     void *sink_ctx;
     qc_progress *progress; /* counts content bytes; may be NULL */

@@ -8,7 +8,7 @@ import ctypes as c
 from typing import NamedTuple
 
 from . import _library, errors
-from ._library import FORMS, Form, Weights, WeightsPart, WeightsRead
+from ._library import WeightsPart, WeightsRead
 
 
 class Cut(NamedTuple):
@@ -43,11 +43,9 @@ class Cut(NamedTuple):
 
 
 def cut(name: str, form: str, shape, block: int, nested_block: int, rows, cols) -> Cut:
-    """The cut of rows [rows[0], rows[1]) and columns [cols[0], cols[1]) of a weight whose numbers are checked
-    (weights_of). nested_block 0: its scales are floats. InputError says what cannot be cut, and where it could be."""
-    w = Weights(rows=shape[0], nested_block=nested_block,
-                form=Form(ops=_library.library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=shape[1],
-                          nested=bool(nested_block)))
+    """The cut of rows [rows[0], rows[1]) and columns [cols[0], cols[1]) of a weight of these
+    numbers. nested_block 0: its scales are floats. InputError says what cannot be cut, and where it could be."""
+    w = _library.weight(form, *shape, block, nested_block, bool(nested_block))
     part = WeightsPart(rows[0], rows[1] - rows[0], cols[0], cols[1] - cols[0])
     r = WeightsRead()
     try:

@@ -292,18 +292,26 @@ class Shards(_Handle):
 # ---- quantized weights --------------------------------------------------------------------------
 
 
+def weight(form: str, rows: int, cols: int, block: int, nested_block: int, nested: bool, offset: float = 0.0) -> Weights:
+    """A weight [rows, cols] without arrays. block 0: one scale a row. UsageError or InputError where a number is none of
+    libqconv's, which would take its lower bits."""
+    if form not in FORMS:
+        raise errors.UsageError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+    for what, number, bits in ("rows", rows, 64), ("columns", cols, 64), ("block", block, 32), ("nested_block", nested_block, 32):
+        if not 0 <= number < 1 << bits:
+            raise errors.InputError(f"{what} is {number}; expected a number below 2^{bits}")
+    return Weights(rows=rows, nested_block=nested_block,
+                   form=Form(ops=library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=cols,
+                             nested=nested, offset=offset, scale_dtype=DTYPES.index("F32")))
+
+
 def weights(form: str, rows: int, cols: int, block: int, codes: int, code_bytes: int, scales: int, scale_count: int,
             code_map: int = 0, nested_absmax: int = 0, nested_count: int = 0, nested_map: int = 0,
             nested_block: int = 0, offset: float = 0.0) -> Weights:
     """A checked description of a weight [rows, cols]. codes to nested_map are addresses; scales is that of floats,
-    or of codes of 8 bits where there is a nested_absmax. block 0: one scale a row. InputError says what does not
-    fit together."""
-    if form not in FORMS:
-        raise errors.UsageError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
-    w = Weights(rows=rows, codes=codes, nested_block=nested_block,
-                form=Form(ops=library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=cols,
-                          nested=bool(nested_absmax), offset=offset, code_map=code_map or None,
-                          scale_dtype=DTYPES.index("F32")))
+    or of codes of 8 bits where there is a nested_absmax. InputError says what does not fit together."""
+    w = weight(form, rows, cols, block, nested_block, bool(nested_absmax), offset)
+    w.codes, w.form.code_map = codes, code_map or None
     if nested_absmax:
         w.absmax_codes, w.nested_absmax, w.nested_map = scales, nested_absmax, nested_map
     else:

@@ -3,6 +3,7 @@ a run that dies at any record of what is calibrated goes on to the same bytes.""
 import atexit
 import ctypes.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call
 from qconv_case import QCONV, ROOT, SANITIZED
+import make_checkpoint as mk
 import moments
 
 MODEL = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
@@ -177,6 +179,16 @@ class Calibrated(OutputCase):
         self.assertNotIn(STAGING, os.listdir(self.path("o")))
 
     @unittest.skipIf(SANITIZED, "takes other memory")
+    def test_moments_that_are_no_numbers(self):
+        """They show only when their weight's turn comes. The same command fails again, so nothing stays."""
+        tensors, _ = mk.read_safetensors(CALIBRATE[1])
+        name = max(n for n in tensors if n.startswith("model.layers.") and n.endswith(".second_moment"))
+        dtype, shape, data = tensors[name]
+        tensors[name] = dtype, shape, mk.encode(dtype, [math.nan] + mk.decode(dtype, data)[1:])
+        mk.write_safetensors(self.path("nan.safetensors"), tensors)
+        self.fails(3, "-q", "--to", "nf4", "--hessians", "nan.safetensors", MODEL, "o", has="not a finite number")
+        self.assert_nothing("o")
+
     def test_a_damaged_store(self):
         """Bytes of the store change while nobody looks: what they were is calibrated again."""
         if not AT_CALL:

@@ -4,10 +4,11 @@ tests/data/vllm_allocation.json has the bytes that vLLM's workers held as weight
 tests/interop/test_interop_vllm.py with vLLM on the CPU, and no qconv took part in that."""
 import json
 import os
+import subprocess
 import unittest
 
 from output_case import PLAIN, OutputCase
-from qconv_case import ROOT
+from qconv_case import QCONV, ROOT, SANITIZED
 import make_checkpoint as mk
 import vllm_models
 
@@ -84,6 +85,22 @@ class TensorParallel(OutputCase):
                             plan["suggestions"])
         self.assertFalse([s for s in plan["suggestions"] if "cpu" in s])
         self.assertTrue(self.plan("--to", "bf16", "--vram", "8x40GB", "--tp", "8", LLAMA70)["fits"])
+
+    @unittest.skipIf(SANITIZED, "sanitizers have memory of their own")
+    def test_trying_other_plans_keeps_none_of_them(self):
+        """A small config.json may name very many tensors, and each plan of them takes as much as the first."""
+        config = {"model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 128, "moe_intermediate_size": 64,
+                  "num_hidden_layers": 200, "num_attention_heads": 256, "num_key_value_heads": 256, "head_dim": 16,
+                  "num_experts": 100, "num_experts_per_tok": 2, "vocab_size": 160, "torch_dtype": "bfloat16"}
+        os.makedirs(self.path("tiny"))
+        self.write("tiny/config.json", json.dumps(config))
+        peaks = []
+        for vram in ("2x80GB", "2x1GB"):
+            p = subprocess.Popen([QCONV, "plan", "tiny", "--tp", "2", "--vram", vram], cwd=self.dir,
+                                 stdout=subprocess.DEVNULL)
+            _, p.returncode, usage = os.wait4(p.pid, 0)
+            peaks.append(usage.ru_maxrss)
+        self.assertLess(peaks[1], 3.4 * peaks[0], peaks)
 
     def test_what_vllm_does_not_split_is_refused(self):
         llama = self.model("llama")

@@ -248,6 +248,27 @@ class Verify(OutputCase):
         shutil.copyfile(self.path("p", name), self.path("o", name))
         self.damaged(name[:-4])
 
+    def test_plain_twin(self):
+        """Of a compressed shard: what the manifest lists is what is read, whatever other loaders would take, and
+        verify compares the two."""
+        for more in ([], ["--max-shard-size", "20KB"]):
+            self.ok("-q", "--to", "nf4", *more, "m", "o")
+            self.ok("-q", "--to", "nf4", *more, *PLAIN, "m", "plain")
+            self.ok("-q", "--to", "bf16", *PLAIN, "o", "right")
+            name = self.shards()[0][:-len(".zst")]
+            shutil.copyfile(self.path("plain", name), self.path("o", name))
+            self.assertEqual(self.warned("-q", "verify", "o"), "")
+            with open(self.path("o", name), "r+b") as f:
+                f.seek(-100, os.SEEK_END)
+                f.write(b"\x77" * 50)
+            self.damaged("tensor '", " in %s" % name, "not those that were written")
+            self.ok("-q", "--to", "bf16", *PLAIN, "o", "read")
+            self.assertEqual(tree(self.path("read")), tree(self.path("right")))
+            self.write("o/" + name, "")
+            self.damaged(name, "found 0")
+            for folder in ("o", "plain", "right", "read"):
+                shutil.rmtree(self.path(folder))
+
     def test_index_that_lies(self):
         """It is hashed like any other file."""
         for form in self.outputs():
@@ -281,6 +302,25 @@ class Verify(OutputCase):
         m = self.manifest()
         m.pop("manifest_xxh3_128")
         return json.dumps(m, indent=2) + "\n"
+
+
+class Names(OutputCase):
+    def test_one_limit(self):
+        """What would be too long to be read back is refused before the work, and what is written is read."""
+        made = len(".quant_state.bitsandbytes__nf4")
+        for length, code in ((4000 - made, 0), (4000 - made + 1, 3), (4000, 3), (4001, 3), (5000, 3)):
+            name = "model.layers.0." + "x" * (length - len("model.layers.0..weight")) + ".weight"
+            self.model({name: ("BF16", [64, 64], bytes(2 * 64 * 64))})
+            with self.subTest(length=length):
+                if code:
+                    self.fails(3, "-q", "--to", "nf4", "m", "o", has="at most 4000 are allowed")
+                    self.assert_nothing("o")
+                else:
+                    self.ok("-q", "--to", "nf4", "m", "o")
+                    self.ok("-q", "verify", "o")
+                    self.ok("-q", "--to", "bf16", "o", "back")
+                    shutil.rmtree(self.path("o"))
+            shutil.rmtree(self.path("m"))
 
 
 class Headers(OutputCase):

@@ -153,6 +153,9 @@ HARMLESS = {"nf4": {*(f"weight as {dtype}" for dtype in ("I32", "F64", "F16", "I
             "int8-block": {"weight as U8", "dtype 2", "dtype 3", "weight.quant_state.qconv__int8 one too few"},
             "int4": set()}
 
+# A packed weight's shape follows from codes and scales, and without codes there is no such weight.
+NOT_NEEDED = dict.fromkeys(("values", "convert"), {"no weight_shape", "no weight_packed"})
+
 CONFIGS = {
     "no architectures and no type": configured(architectures=ABSENT, model_type=ABSENT),
     "architectures 5": configured(architectures=5), "architectures of numbers": configured(architectures=[5]),

@@ -11,6 +11,7 @@ import unittest
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto import modeling_auto as auto
 
 from interop_support import SCRATCH, main, note, qconv
@@ -37,13 +38,15 @@ LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2}
 TYPES = {
     "llama": {}, "mistral": {}, "gemma2": {}, "gemma3_text": {}, "qwen3": {}, "gpt_oss": {},
-    "gpt2": {}, "falcon": {}, "phi3": {}, "opt": {"word_embed_proj_dim": 64, "ffn_dim": 128},
+    "gpt2": {}, "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True}, "phi3": {}, "opt": {"word_embed_proj_dim": 64, "ffn_dim": 128},
     "bart": {}, "mbart": {}, "pegasus": {}, "m2m_100": {}, "marian": {}, "whisper": {}, "t5": {},
     "trocr": {}, "xglm": {"attention_heads": 16, "ffn_dim": 128},
 }
 # The caches of these are made otherwise, or not at all by a single forward, before version 5.
 TYPES5 = {
     "mamba": {}, "falcon_mamba": {}, "jamba": {"use_mamba_kernels": False},
+    "moonshine": {"encoder_num_hidden_layers": 3, "decoder_num_hidden_layers": 6, "decoder_num_attention_heads": 4,
+                  "decoder_num_key_value_heads": 2, "encoder_num_attention_heads": 4},
     "mamba2": {"num_heads": 8, "n_groups": 2}, "bamba": {**MAMBA2, "attn_layer_indices": [1, 4]},
     "falcon_h1": {**MAMBA2, "mamba_d_ssm": 128, "mamba_n_groups": 1},
     "nemotron_h": {"layers_block_type": HYBRID, "mamba_num_heads": 8, "mamba_head_dim": 16,
@@ -57,7 +60,7 @@ TYPES5 = {
     "deepseek_v3": LATENT, "youtu": {k: v for k, v in LATENT.items() if k not in ("n_routed_experts", "n_group", "topk_group",
                                                                                  "first_k_dense_replace")},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "max_window_layers": 3,
-              "sliding_window": WINDOW}, "gemma4_text": {"vocab_size_per_layer_input": 300,
+              "sliding_window": WINDOW}, "gemma4_text": {"vocab_size_per_layer_input": 300, "global_head_dim": 32,
                                            "hidden_size_per_layer_input": 16},
 }
 NO_CACHE = {"bert": {}, "roberta": {}, "convbert": {"embedding_size": 64}, "electra": {"embedding_size": 64}}
@@ -96,6 +99,10 @@ def kept_bytes(model, length):
     inputs = {"input_ids": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
+        if model.main_input_name == "input_values":  # of sound; as many positions as the text
+            inputs = {"decoder_input_ids": ids, "encoder_outputs": BaseModelOutput(
+                torch.zeros(1, length, model.config.hidden_size, dtype=torch.bfloat16))}
+            inputs["encoder_outputs"].attention_mask = None
         if model.main_input_name == "input_features":
             frames = 2 * model.config.max_source_positions
             inputs = {"decoder_input_ids": ids, "input_features": torch.zeros(

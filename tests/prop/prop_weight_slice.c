@@ -330,6 +330,18 @@ TEST(test_wrong_calls)
     assert_int_equal(qc_weights_slice(&t.w, &all, NULL, &s, NULL), QC_OK);
     assert_int_equal(qc_weights_slice(&t.w, &half, NULL, &s, &err), QC_ERR_USAGE);
     QT_CHECK(strstr(err.msg, "memory is NULL") != NULL, "'%s'", err.msg);
+    static const qc_weights_part some = {.row = 1, .rows = 2, .cols = 64};
+    for (unsigned i = 0; i < 6; i++) { /* numbers that a file may say */
+        qc_weights w = t.w;
+        w.form.nested = 1;
+        w.absmax = NULL;
+        w.nested_block = i == 0 ? 0 : i == 1 ? 3 : 256;
+        w.form.block_elems = i == 2 ? 1 : i == 3 ? 96 : i == 4 ? 1u << 31 : 64;
+        w.rows = i == 5 ? UINT64_MAX / 64 : 4;
+        assert_int_equal(qc_weights_read_of(&w, &some, &r, &err), QC_ERR_SHAPE);
+        assert_int_equal(qc_weights_cuts_of(&w, &cuts, &err), QC_ERR_SHAPE);
+        assert_int_equal(qc_weights_slice_bytes(&w, &some, &bytes, &err), QC_ERR_SHAPE);
+    }
     static const qc_weights_part outside[] = {
         {.row = 5, .cols = 64},
         {.row = 1, .rows = 4, .cols = 64},

@@ -77,6 +77,40 @@ class Case(OutputCase):
             self.assertIn(text, str(raised.exception))
 
 
+class Index(Case):
+    def some(self, chance, depth=0):
+        """Any value of JSON, with much of what an index has."""
+        kind = chance.randrange(9 if depth < 3 else 6)
+        if kind > 6:
+            return {self.name(chance): self.some(chance, depth + 1) for _ in range(chance.randrange(5))}
+        if kind == 6:
+            return [self.some(chance, depth + 1) for _ in range(chance.randrange(4))]
+        return [None, True, chance.randrange(-9, 1 << 70), "diffusers", self.name(chance), 0.5][kind]
+
+    @staticmethod
+    def name(chance):
+        return chance.choice(["vae", "transformer", "../x", "/etc", "", ".", "_class_name", "a/b", "a\\b", "\n", "vae\0"])
+
+    def test_any_text(self):
+        """model_index.json may be anything: it is refused, or names parts in the folder."""
+        chance = random.Random(36)
+        texts = [json.dumps(self.some(chance)) for _ in range(2000)]
+        texts += [json.dumps({"vae": self.some(chance)}) for _ in range(500)]
+        texts += ["", "{", "[" * 100000, '[["a"]]', "\ufeff{}", json.dumps({"p%d" % i: ["diffusers", "X"] for i in range(200000)})]
+        taken = 0
+        for text in texts:
+            self.write("m/model_index.json", text)
+            with self.subTest(text=text[:80]):
+                try:
+                    source = _pipeline.Source("m")
+                    taken += 1
+                except qconv.InputError:
+                    continue
+                for part in source.with_weights:
+                    self.assertIn(part, ("vae", "transformer", "text_encoder", "image_encoder"))
+        self.assertGreater(taken, 100)
+
+
 class Convert(Case):
     def test_in_one_go(self):
         done = qconv.convert("m", "o", to="nf4", compress="none")

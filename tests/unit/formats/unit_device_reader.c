@@ -263,6 +263,34 @@ TEST(damage_is_named)
     }
 }
 
+/* A file that is cut while it is read is damaged, like one that was before. */
+TEST(a_shard_that_is_cut_meanwhile)
+{
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        char path[FX_PATH_BYTES];
+        qc_reader_shards *s = NULL;
+        qc_error err = {0};
+        size_t last = TENSORS - 1;
+        make_output(&w, compressed, 0);
+        qc_reader *r = open_reader(&w);
+        const qc_reader_tensor *tensors = qc_reader_device_at(r, 0)->tensors;
+        assert_int_equal(qc_reader_shards_open(&s, r, 0, NULL), QC_OK);
+        while (tensors[last].bytes == 0)
+            last--;
+        shard_path(path, &w, (uint32_t)w.m.shard_count - 1);
+        assert_int_equal(truncate(path, 100), 0);
+        void *room = malloc(tensors[last].bytes);
+        assert_int_equal(qc_reader_read(s, last, NULL, room, &err), QC_ERR_CHECK);
+        assert_non_null(strstr(err.msg, "ends too early"));
+        assert_non_null(strstr(err.msg, tensors[last].name));
+        free(room);
+        qc_reader_shards_close(s);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
 /* A manifest that is right in itself, but not of these shards. */
 TEST(frames_of_another_output_are_refused)
 {

@@ -468,6 +468,32 @@ TEST(general_rules)
     }
 }
 
+TEST(weights_that_no_linear_multiplies_with)
+{
+    static const struct {
+        const char *type, *name;
+    } kept[] = {
+        {"deepseek_v4", "layers.0.attn.wo_a"},
+        {"deepseek_v4", "model.layers.0.self_attn.o_a_proj"},
+        {"mamba", "backbone.layers.0.mixer.dt_proj"},
+        {"ibert", "ibert.encoder.layer.0.attention.self.query"},
+    };
+    for (size_t i = 0; i < 2 * (sizeof kept / sizeof *kept); i++) {
+        SCOPED(fixture) f = {0};
+        char config[64], name[96];
+        const int other = i % 2 == 1; /* another type quantizes it */
+        (void)snprintf(config, sizeof config, "{\"model_type\":\"%s\"}",
+                       other ? "falcon_mamba" : kept[i / 2].type);
+        (void)snprintf(name, sizeof name, "%s.weight", kept[i / 2].name);
+        fixture_start(&f, QC_TO_NF4, config, "");
+        fixture_add_dims(&f, name, QC_DTYPE_F32, 2, (const uint64_t[]){64, 64});
+        fixture_make_ok(&f);
+        fixture_expect(&f, name, other ? QC_SCHEME_NF4 : QC_SCHEME_KEEP,
+                       other ? QC_ROLE_LINEAR : QC_ROLE_OTHER);
+        assert_int_equal(fixture_skips(&f, kept[i / 2].name), !other);
+    }
+}
+
 TEST(gate_without_experts_is_a_linear)
 {
     SCOPED(fixture) f = {0};

@@ -45,6 +45,57 @@ TEST(heads_of_other_classes)
                              "bbox_embed.1 bbox_embed.2 lm_head model.decoder.bbox_embed");
 }
 
+/* transformers 5.24 renames these as it loads. */
+TEST(names_that_transformers_5_gives)
+{
+    static const struct {
+        const char *type, *name, *in_memory[4];
+    } cases[] = {
+        {"sarvam_moe",
+         "model.layers.0.attention.query_key_value",
+         {"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
+          "model.layers.0.self_attn.v_proj"}},
+        {"sarvam_moe", "model.layers.0.attention.dense", {"model.layers.0.self_attn.o_proj"}},
+        {"axk2",
+         "model.layers.0.input_layernorm2.W_up",
+         {"model.layers.0.input_layernorm2.mlp.fc2"}},
+        {"axk2", "model.layers.0.self_attn.q_b_proj", {"model.layers.0.self_attn.q_gate_proj"}},
+        {"step3p7",
+         "vision_model.transformer.resblocks.1.attn.out_proj",
+         {"model.vision_model.layers.1.self_attn.out_proj",
+          "model.vision_model.layers.1.self_attn.q_proj",
+          "model.vision_model.layers.1.self_attn.v_proj"}},
+        {"step3p7",
+         "model.layers.0.share_expert.up_proj",
+         {"model.language_model.layers.0.mlp.shared_experts.up_proj"}},
+        {"inkling2",
+         "model.llm.layers.0.attn.wq_du",
+         {"model.language_model.layers.0.self_attn.q_proj.linear"}},
+        {"inkling2",
+         "model.visual.backbone.layers.3.mlp.c_fc",
+         {"model.vision_tower.layers.3.mlp.fc1"}},
+        {"ultrabert", "ultrabert.layers.0.up", {"model.layers.0.up", "layers.0.up"}},
+        {"diffusion_gemma",
+         "model.decoder.layers.0.up",
+         {"model.encoder.language_model.layers.0.up"}},
+        {"llama_of_somebody", "model.layers.0.attention.dense", {"model.layers.0.attention.dense"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        SCOPED(fixture) f = {0};
+        char config[64], name[96];
+        (void)snprintf(config, sizeof config, "{\"model_type\":\"%s\"}", cases[i].type);
+        (void)snprintf(name, sizeof name, "%s.weight", cases[i].name);
+        fixture_start(&f, QC_TO_NF4, config, "-*");
+        fixture_add(&f, name, 64, 64);
+        fixture_make_ok(&f);
+        assert_true(fixture_skips(&f, cases[i].name));
+        for (size_t k = 0; k < 4 && cases[i].in_memory[k]; k++)
+            if (!fixture_skips(&f, cases[i].in_memory[k]))
+                fail_msg("%s: '%s' is not on the list", cases[i].type, cases[i].in_memory[k]);
+        assert_false(fixture_skips(&f, "model.layers.0.self_attn.k_norm"));
+    }
+}
+
 /* Names in memory differ from those of the file, and by version. */
 TEST(names_in_memory)
 {
