@@ -4,14 +4,9 @@
  *   locate (checkpoint_index.c)  index or single file -> names, all present
  *   open                         every header, every size
  *   merge                        one sorted array of tensors, no name twice
-<<<<<<< HEAD
  *   compare                      warnings where the index has other tensors than the files
  *   side files                   (checkpoint_side.c)
-=======
- *   compare                      index and files name the same tensors
- *   side files, config.json      (checkpoint_side.c)
  *   unwrap                       names without what training put around the modules
->>>>>>> claims2
  *
  * Names of tensors belong to the checkpoint's arena: headers and index are freed once they are
  * merged and compared. */
@@ -207,7 +202,6 @@ static qc_status find_manifest(qc_checkpoint *c, const qc_tree_file *tree, size_
     return st;
 }
 
-<<<<<<< HEAD
 /* ---- names of wrapped modules ---- */
 
 /* What torch.compile, FSDP and checkpointing of activations put between a module and its name. No
@@ -292,7 +286,8 @@ static qc_status unwrap(qc_checkpoint *c, qc_error *err)
                               "%s: its names are those of wrapped modules; without %s, as loaders "
                               "look for them, the first is '%.*s'",
                               c->path, qc_checkpoint_names_text(&taken), NAME_SHOWN_BYTES, t->name);
-=======
+}
+
 /* Checks that the headers have the tensors that a manifest lists. QC_ERR_INPUT names the first that
  * differs. */
 static qc_status check_manifest(const qc_checkpoint *c, const qc_manifest *m, qc_error *err)
@@ -302,7 +297,6 @@ static qc_status check_manifest(const qc_checkpoint *c, const qc_manifest *m, qc
         return st;
     qc_error_prefix(err, "%s", c->path);
     return qc_error_recode(err, QC_ERR_INPUT);
->>>>>>> hostile
 }
 
 /* ---- opening ---- */
@@ -320,13 +314,9 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *arena,
     int has_index = 0;
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, QC_CHECKPOINT_FILES_MOST, &tree, &tree_count, err));
-<<<<<<< HEAD
-    QC_TRY(qc_checkpoint_read_config(c, tree, tree_count, err));
-    QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
-=======
     QC_TRY(find_manifest(c, tree, tree_count, arena, &m, &has_manifest, err));
+    QC_TRY(qc_checkpoint_read_config(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, arena, &index, &has_index, err));
->>>>>>> hostile
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, &twin_bytes, err));
     if (has_index)

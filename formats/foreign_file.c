@@ -15,7 +15,10 @@ static const struct {
     {"PK\x03\x04",
      4,
      {"a zip archive", " (a PyTorch checkpoint?)" NOT_WEIGHTS, QC_ERR_UNSUPPORTED}},
-    {"GGUF", 4, {"a GGUF file", NOT_WEIGHTS, QC_ERR_UNSUPPORTED}},
+    {"GGUF",
+     4,
+     {"a GGUF file", NOT_WEIGHTS " (take the checkpoint that it was made from)",
+      QC_ERR_UNSUPPORTED}},
     {"\x89HDF", 4, {"an HDF5 file", NOT_WEIGHTS, QC_ERR_UNSUPPORTED}},
 };
 static const qc_foreign_kind pickle = {
