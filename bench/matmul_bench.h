@@ -121,6 +121,10 @@ double mb_seconds_left(const mb_bench *b);
 /* Copies device memory to the host and waits for it. */
 QC_NODISCARD qc_status mb_download(mb_bench *b, void *host, const void *device, uint64_t bytes,
                                    qc_error *err);
+/* Double quantizes scales [count] of the device with the CPU's functions, which make codes [count]
+ * and nested scales on the device, and *offset. Synchronizes. */
+QC_NODISCARD qc_status mb_nest(mb_bench *b, const float *absmax, uint64_t count, uint8_t *codes,
+                               float *nested, float *offset, qc_error *err);
 /* The codes and scales of a weight: what a product has to read of it at least. */
 uint64_t mb_weight_bytes(const mb_scheme *s, uint64_t n, uint64_t k);
 

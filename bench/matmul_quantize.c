@@ -264,27 +264,13 @@ static qc_status run(work *w, const step *s, uint32_t count, qc_error *err)
     return QC_OK;
 }
 
-/* Double quantizes the scales that nf4_quantize left. */
-static qc_status nest(work *w, qc_error *err)
-{
-    void *host;
-    QC_TRY(qc_calloc(&host, (size_t)w->blocks, sizeof(float), err));
-    qc_status st = mb_download(w->b, host, w->absmax, 4 * w->blocks, err);
-    if (st == QC_OK) {
-        w->offset = qc_nested_offset(host, w->blocks);
-        st = qc_cuda_nested_quantize(w->absmax, w->blocks, w->offset, w->scale_codes, w->nested,
-                                     w->b->t.stream, err);
-    }
-    qc_free(host);
-    return st;
-}
-
 static qc_status run_all(work *w, qc_error *err)
 {
 #define RUN(steps) QC_TRY(run(w, steps, sizeof steps / sizeof *steps, err))
     QC_TRY(qc_gpu_noise_fill(&w->pool, w->source, w->n, 0, w->b->t.stream, err));
     RUN(quantizing);
-    QC_TRY(nest(w, err));
+    /* of the scales that nf4_quantize left */
+    QC_TRY(mb_nest(w->b, w->absmax, w->blocks, w->scale_codes, w->nested, &w->offset, err));
     RUN(nf4_to);
     QC_TRY(qc_gpu_noise_fill(&w->pool, w->source, w->n, 0, w->b->t.stream, err));
     RUN(rows_from);

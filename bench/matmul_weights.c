@@ -104,18 +104,31 @@ static qc_status quantize(mb_bench *b, const qc_weights *q, const void *dense, v
                                        : qc_cuda_int8_blocks_quantize(&blocks, b->t.stream, err);
 }
 
-/* Writes the codes of the scales in absmax to memory, and their offset to *offset. */
-static qc_status nest(mb_bench *b, const layout *l, unsigned char *memory, const float *absmax,
-                      float *offset, qc_error *err)
+qc_status mb_nest(mb_bench *b, const float *absmax, uint64_t count, uint8_t *codes, float *nested,
+                  float *offset, qc_error *err)
 {
-    float *host = NULL;
-    QC_TRY(qc_calloc(&host, (size_t)l->count, sizeof *host, err));
-    qc_status st = mb_download(b, host, absmax, 4 * l->count, err);
+    const uint64_t groups = nested_count(count);
+    float *host = NULL, *group = NULL;
+    uint8_t *code = NULL;
+    qc_status st = qc_calloc(&host, (size_t)count, sizeof *host, err);
+    if (st == QC_OK)
+        st = qc_calloc(&group, (size_t)groups, sizeof *group, err);
+    if (st == QC_OK)
+        st = qc_malloc(&code, (size_t)count, err);
+    if (st == QC_OK)
+        st = mb_download(b, host, absmax, 4 * count, err);
     if (st == QC_OK) {
-        *offset = qc_nested_offset(host, l->count);
-        st = qc_cuda_nested_quantize(absmax, l->count, *offset, memory + l->scales,
-                                     (float *)(void *)(memory + l->nested), b->t.stream, err);
+        *offset = qc_nested_offset(host, count);
+        b->ops->nested_quantize(host, count, *offset, code, group);
+        st = qc_cuda_to_device(codes, code, (size_t)count, b->t.stream, err);
     }
+    if (st == QC_OK)
+        st = qc_cuda_to_device(nested, group, (size_t)(4 * groups), b->t.stream, err);
+    /* After this the copies on the host may go. */
+    if (st == QC_OK)
+        st = qc_cuda_stream_synchronize(b->t.stream, err);
+    qc_free(code);
+    qc_free(group);
     qc_free(host);
     return st;
 }
@@ -131,7 +144,8 @@ static qc_status make_first(mb_bench *b, qc_weights *q, const layout *l, const v
     }
     qc_status st = quantize(b, q, dense, memory, absmax, err);
     if (st == QC_OK && q->nested_map)
-        st = nest(b, l, memory, absmax, &q->form.offset, err);
+        st = mb_nest(b, absmax, l->count, memory + l->scales, (float *)(void *)(memory + l->nested),
+                     &q->form.offset, err);
     if (st == QC_OK)
         st = qc_cuda_stream_synchronize(b->t.stream, err);
     qc_cuda_free(temporary);

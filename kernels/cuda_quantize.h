@@ -1,10 +1,9 @@
 /* Quantizing and dequantizing on a GPU, with the bytes of quant/quant_ops.h.
  *
- * The results of the functions of quant_ops.h are all made here too, bit for bit. Kernels make the
- * codes and scales. For the error sums they make a few floats per block or run, in the fixed order
- * of summation over 16 lanes (quant/quant_internal.h); on the host, qc_blocks_collect and
- * qc_rows_collect (quant/quant_collect.h) turn those into the same qc_block_error and
- * qc_piece_sums.
+ * Kernels make the codes and scales, bit for bit. For the error sums they make a few floats per
+ * block or run, in the fixed order of summation over 16 lanes (quant/quant_internal.h); on the
+ * host, qc_blocks_collect and qc_rows_collect (quant/quant_collect.h) turn those into the same
+ * qc_block_error and qc_piece_sums.
  *
  * All pointers are device memory. dtype: F32, F16 or BF16 (only the CPU does F64). src, codes and
  * dst may have any alignment of their type; 16 bytes is faster, as is a K that is a multiple of 8
@@ -57,16 +56,6 @@ typedef struct {
 
 QC_NODISCARD qc_status qc_cuda_int8_rows_quantize(const qc_cuda_rows *a, qc_cuda_stream s,
                                                   qc_error *err);
-
-/* These do what nested_quantize and nested_dequantize of quant_ops.h do. map is [256] device
- * floats, or NULL for the dynamic map. nested_block is a power of two. */
-QC_NODISCARD qc_status qc_cuda_nested_quantize(const float *absmax, uint64_t n, float offset,
-                                               uint8_t *codes, float *nested_absmax,
-                                               qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_nested_dequantize(const uint8_t *codes, const float *nested_absmax,
-                                                 const float *map, uint64_t n,
-                                                 uint32_t nested_block, float offset, float *absmax,
-                                                 qc_cuda_stream s, qc_error *err);
 
 QC_C_END
 #endif

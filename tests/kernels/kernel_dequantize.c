@@ -1,4 +1,4 @@
-/* Double quantization and dequantizing on the device leave the bytes of the scalar truth. */
+/* Dequantizing on the device leaves the bytes of the scalar truth. */
 #include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_quantize.h"
@@ -11,92 +11,6 @@
 static int slow;
 
 static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
-
-/* ---- nested -----------------------------------------------------------------------------------
- */
-
-static void check_nested(const float *absmax, uint64_t n, float offset)
-{
-    char what[96];
-    snprintf(what, sizeof what, "nested n %" PRIu64 " offset %a", n, (double)offset);
-    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
-    uint64_t groups = (n + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
-    uint8_t *codes = qt_alloc(n, 1);
-    float *nested = qt_alloc(groups, 4), *back = qt_alloc(n, 4);
-    ops->nested_quantize(absmax, n, offset, codes, nested);
-    ops->nested_dequantize(codes, nested, qc_dynamic_map, n, QC_NESTED_BLOCK, offset, back);
-    qd_buffer d_absmax = qd_new_from(absmax, (size_t)n * 4, 4);
-    qd_buffer d_codes = qd_new((size_t)n, 1), d_nested = qd_new((size_t)groups * 4, 4);
-    qd_buffer d_back = qd_new((size_t)n * 4, 4);
-    QD_OK(
-        qc_cuda_nested_quantize(d_absmax.p, n, offset, d_codes.p, d_nested.p, qd.stream, &qd.err));
-    QD_OK(qc_cuda_nested_dequantize(d_codes.p, d_nested.p, NULL, n, QC_NESTED_BLOCK, offset,
-                                    d_back.p, qd.stream, &qd.err));
-    uint8_t *got_codes = qd_take(&d_codes, what);
-    float *got_nested = qd_take(&d_nested, what), *got_back = qd_take(&d_back, what);
-    qd_drop(&d_absmax);
-    qd_same(got_codes, codes, (size_t)n, what);
-    qd_same(got_nested, nested, (size_t)groups * 4, what);
-    qd_same(got_back, back, (size_t)n * 4, what);
-    free(codes), free(nested), free(back), free(got_codes), free(got_nested), free(got_back);
-}
-
-TEST(test_nested)
-{
-    qt_rng rng = qt_rng_start(__func__);
-    static const uint64_t sizes[] = {0, 1, 255, 256, 257, 2048, 2049, 5000};
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        uint64_t n = sizes[s];
-        float *absmax = qt_alloc(n, 4);
-        for (uint64_t i = 0; i < n; i++)
-            absmax[i] = fabsf(qt_randn(&rng)) * 0.1f;
-        check_nested(absmax, n, qc_nested_offset(absmax, n));
-        for (uint64_t i = 0; i < n; i++) /* tiny groups, groups of nothing, any number */
-            absmax[i] = i / 256 % 4 == 0   ? 0x1p-120f * (float)qt_below(&rng, 1u << 20)
-                        : i / 256 % 4 == 1 ? 0.0f
-                        : i / 256 % 4 == 2 ? fabsf(qt_any_float(&rng)) * 0.5f
-                                           : 0x1p-149f * (float)qt_below(&rng, 40);
-        check_nested(absmax, n, 0.0f);
-        free(absmax);
-    }
-}
-
-/* Thresholds of the map and their neighbours, where ties are. */
-TEST(test_nested_thresholds)
-{
-    float absmax[256 * 3];
-    for (unsigned ulps = 0; ulps < 3; ulps++)
-        for (unsigned i = 0; i < 256; i++)
-            absmax[256 * ulps + i] =
-                i == 255 ? 1.0f : qt_step(qc_dynamic_threshold[i], (int)ulps - 1);
-    check_nested(absmax, 256 * 3, 0.0f);
-}
-
-TEST(test_nested_map_and_block)
-{
-    qt_rng rng = qt_rng_start(__func__);
-    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
-    uint8_t codes[1000];
-    float map[256], nested[1000], want[1000];
-    for (unsigned i = 0; i < 256; i++)
-        map[i] = qt_randn(&rng);
-    for (unsigned i = 0; i < 1000; i++)
-        codes[i] = (uint8_t)qt_next(&rng), nested[i] = qt_randn(&rng);
-    for (uint32_t block = 1; block <= 1024; block *= 4) {
-        ops->nested_dequantize(codes, nested, map, 1000, block, 0.25f, want);
-        qd_buffer d_codes = qd_new_from(codes, sizeof codes, 3);
-        qd_buffer d_nested = qd_new_from(nested, sizeof nested, 4);
-        qd_buffer d_map = qd_new_from(map, sizeof map, 4), d_out = qd_new(sizeof want, 4);
-        QD_OK(qc_cuda_nested_dequantize(d_codes.p, d_nested.p, d_map.p, 1000, block, 0.25f, d_out.p,
-                                        qd.stream, &qd.err));
-        float *got = qd_take(&d_out, "nested map");
-        qd_same(got, want, sizeof want, "nested map");
-        free(got);
-        qd_drop(&d_codes), qd_drop(&d_nested), qd_drop(&d_map);
-    }
-    assert_int_equal(qc_cuda_nested_dequantize(NULL, NULL, NULL, 1, 3, 0, NULL, qd.stream, &qd.err),
-                     QC_ERR_USAGE);
-}
 
 /* ---- weights ----------------------------------------------------------------------------------
  */
@@ -398,8 +312,6 @@ TEST(test_arguments)
 TEST(test_grid_steps)
 {
     qc_shim_set_grid(1);
-    test_nested(state);
-    test_nested_map_and_block(state);
     test_shapes(state);
     qc_shim_set_grid(0);
 }

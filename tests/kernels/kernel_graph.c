@@ -242,29 +242,26 @@ static void give_products(chain *c, qc_cuda_stream s)
 
 enum { ROWS = 37, COLS = 200, ELEMS = ROWS * COLS, Q_BLOCKS = (ELEMS + 63) / 64 };
 
-/* Weights to codes and back, three times, each from what the last has left: NF4 with
- * double-quantized scales, int8 in blocks, int8 by rows. */
+/* Weights to codes and back, three times, each from what the last has left: NF4, int8 in blocks,
+ * int8 by rows. */
 static void give_quantizers(chain *c, qc_cuda_stream s)
 {
     buffer *b = c->buffers;
-    void *codes = b[1].p, *nested_codes = b[3].p, *back = b[5].p;
-    float *absmax = b[2].p, *nested = b[4].p;
-    uint64_t *bad = b[6].p;
+    void *codes = b[1].p, *back = b[3].p;
+    float *absmax = b[2].p;
+    uint64_t *bad = b[4].p;
     qc_cuda_blocks blocks = {.src = b[0].p,
                              .dtype = QC_DTYPE_F16,
                              .n = ELEMS,
                              .block_elems = 64,
                              .codes = codes,
                              .absmax = absmax,
-                             .errors = b[7].p,
+                             .errors = b[5].p,
                              .bad = bad};
     qc_weights w = {.form = {.ops = &qc_form_nf4, .block_elems = 64, .cols = COLS},
                     .rows = ROWS,
                     .codes = codes};
     KM_OK(qc_cuda_nf4_quantize(&blocks, s, &km_error));
-    KM_OK(qc_cuda_nested_quantize(absmax, Q_BLOCKS, 0.5f, nested_codes, nested, s, &km_error));
-    KM_OK(qc_cuda_nested_dequantize(nested_codes, nested, b[8].p, Q_BLOCKS, 256, 0.5f, absmax, s,
-                                    &km_error));
     w.absmax = absmax;
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
     blocks.src = back;
@@ -289,19 +286,10 @@ static void make_quantizers(chain *c, qt_rng *rng)
     (void)input_of(c, ELEMS, QC_DTYPE_F16, rng);
     (void)buffer_of(c, ELEMS);                        /* 1: codes */
     (void)buffer_of(c, Q_BLOCKS * sizeof(float));     /* 2: absmax */
-    (void)buffer_of(c, Q_BLOCKS);                     /* 3: its codes */
-    (void)buffer_of(c, 4 * sizeof(float));            /* 4: their scales */
-    (void)buffer_of(c, (size_t)ELEMS * 2);            /* 5: back */
-    (void)buffer_of(c, sizeof(uint64_t));             /* 6: bad */
-    (void)buffer_of(c, Q_BLOCKS * 4 * sizeof(float)); /* 7: error sums */
-    void *map = buffer_of(c, 256 * sizeof(float));    /* 8: the dynamic map */
-    qc_cuda_stream s = NULL;
-    c->buffers[5].elems = ELEMS;
-    c->buffers[8].input = 1;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_cuda_to_device(map, qc_dynamic_map, 256 * sizeof(float), s, &km_error));
-    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_cuda_stream_destroy(s);
+    (void)buffer_of(c, (size_t)ELEMS * 2);            /* 3: back */
+    (void)buffer_of(c, sizeof(uint64_t));             /* 4: bad */
+    (void)buffer_of(c, Q_BLOCKS * 4 * sizeof(float)); /* 5: error sums */
+    c->buffers[3].elems = ELEMS;
 }
 
 /* ---- a case ---------------------------------------------------------------------------------- */

@@ -37,7 +37,6 @@ WRAPPERS = "tests/shim/include/shim_ptx.h"
 TESTS = {
     "kernels/cuda_quantize.cu": ["quantize"],
     "kernels/cuda_quantize_rows.cu": ["quantize"],
-    "kernels/cuda_quantize_nested.cu": ["dequantize"],
     "kernels/cuda_dequantize.cu": ["dequantize"],
     "kernels/cuda_feedback_outputs.cu": ["feedback_rows", "feedback_outputs"],
     "kernels/cuda_feedback_rows.cu": ["feedback_rows"],
