@@ -1,5 +1,4 @@
-/* cuBLAS by dlopen. Row-major y = x W^T, read column-major, is Y^T [n, m] = W X^T: W transposed
- * (its rows are the columns of a k x n matrix), and x as it is. */
+/* cuBLAS by dlopen. */
 #include "kernels/cuda_library.h"
 
 #include "base/alloc.h"
@@ -144,35 +143,29 @@ void qc_cublas_end(qc_cublas *c)
 
 static int type_of(qc_dtype t)
 {
-    return t == QC_DTYPE_F16 ? TYPE_16F : t == QC_DTYPE_BF16 ? TYPE_16BF : TYPE_32F;
-}
-
-qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err)
-{
-    const float one = 1.0f, zero = 0.0f;
-    const float *alpha = a->alpha_zero ? a->alpha_zero : &one;
-    const float *beta = a->alpha_zero ? a->alpha_zero + 1 : &zero;
-    int in = type_of(a->in_dtype), out = type_of(a->out_dtype);
-    QC_TRY(check(c->f.set_pointer_mode(c->handle, a->alpha_zero ? POINTER_DEVICE : POINTER_HOST),
-                 "cublasSetPointerMode", err));
-    return check(c->f.gemm_ex(c->handle, OP_T, OP_N, (int)a->n, (int)a->m, (int)a->k, alpha, a->w,
-                              in, (int)a->ldw, a->x, in, (int)a->ldx, beta, a->y, out, (int)a->ldy,
-                              COMPUTE_32F, ALGO_DEFAULT),
-                 "cublasGemmEx", err);
+    return t == QC_DTYPE_F16    ? TYPE_16F
+           : t == QC_DTYPE_BF16 ? TYPE_16BF
+           : t == QC_DTYPE_F64  ? TYPE_64F
+                                : TYPE_32F;
 }
 
 /* y^T = op(b)^T op(a)^T: a matrix that is row-major to the caller is its transpose to cuBLAS. */
 qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a, qc_error *err)
 {
-    const int dual = a->dtype == QC_DTYPE_F64, type = dual ? TYPE_64F : TYPE_32F;
-    const float alpha = (float)a->alpha, beta = (float)a->beta;
-    QC_TRY(check(c->f.set_pointer_mode(c->handle, POINTER_HOST), "cublasSetPointerMode", err));
+    const int dual = a->dtype == QC_DTYPE_F64, type = type_of(a->dtype);
+    const float single[] = {(float)a->alpha, (float)a->beta};
+    const void *alpha = dual ? (const void *)&a->alpha : single;
+    const void *beta = dual ? (const void *)&a->beta : single + 1;
+    if (a->alpha_zero) {
+        alpha = a->alpha_zero;
+        beta = a->alpha_zero + 1;
+    }
+    QC_TRY(check(c->f.set_pointer_mode(c->handle, a->alpha_zero ? POINTER_DEVICE : POINTER_HOST),
+                 "cublasSetPointerMode", err));
     return check(c->f.gemm_ex(c->handle, a->trans_b ? OP_T : OP_N, a->trans_a ? OP_T : OP_N,
-                              (int)a->n, (int)a->m, (int)a->k,
-                              dual ? (const void *)&a->alpha : (const void *)&alpha, a->b, type,
-                              (int)a->ldb, a->a, type, (int)a->lda,
-                              dual ? (const void *)&a->beta : (const void *)&beta, a->y, type,
-                              (int)a->ldy, dual ? COMPUTE_64F : COMPUTE_32F, ALGO_DEFAULT),
+                              (int)a->n, (int)a->m, (int)a->k, alpha, a->b, type, (int)a->ldb, a->a,
+                              type, (int)a->lda, beta, a->y, type_of(a->y_dtype), (int)a->ldy,
+                              dual ? COMPUTE_64F : COMPUTE_32F, ALGO_DEFAULT),
                  "cublasGemmEx", err);
 }
 

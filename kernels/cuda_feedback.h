@@ -59,8 +59,8 @@ QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const 
 /* Return the device memory of the smallest piece, and of all rows at once. They saturate. block:
  * that of qc_feedback_outputs; 0 without. */
 uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
-                                             int cross, uint64_t block);
-uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross,
+                                             uint64_t block);
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form,
                                        uint64_t block);
 
 QC_C_END

@@ -67,18 +67,7 @@ typedef struct {
     uint64_t k, cols;
 } qc_cuda_factor;
 
-/* Makes y [rows, cols] = alpha x [rows, k] f + beta y. */
-typedef struct {
-    uint64_t rows;
-    qc_cuda_strip x;
-    qc_cuda_factor f;
-    float *y;
-    uint64_t ldy;
-    double alpha, beta;
-} qc_cuda_feedback_product;
-QC_NODISCARD qc_status qc_cuda_feedback_multiply(const qc_cuda_feedback_job *j,
-                                                 const qc_cuda_feedback_product *p, qc_error *err);
-/* The same for all rows of the piece. */
+/* Makes y [rows, cols] = alpha x [rows, k] f + beta y for all rows of the piece. */
 QC_NODISCARD qc_status qc_cuda_piece_multiply(const qc_cuda_feedback_job *j, qc_cuda_strip x,
                                               qc_cuda_factor f, float *y, uint64_t ldy,
                                               double alpha, double beta, qc_error *err);
@@ -100,8 +89,9 @@ QC_NODISCARD qc_status qc_cuda_piece_pass_on(const qc_cuda_feedback_job *j, qc_c
 
 /* ---- cuda_feedback_outputs.c ---- */
 
-/* Reads all of G on the host: what the CPU refuses is refused in the same words. */
-QC_NODISCARD qc_status qc_cuda_outputs_look(qc_cuda_feedback_job *j, qc_error *err);
+/* Allocates what is known of blocks of G, and reads all of G on the host: what the CPU refuses is
+ * refused in the same words. */
+QC_NODISCARD qc_status qc_cuda_outputs_open(qc_cuda_feedback_job *j, qc_error *err);
 /* Takes G of the piece to the device. */
 QC_NODISCARD qc_status qc_cuda_outputs_take(const qc_cuda_feedback_job *j, qc_error *err);
 /* Makes y [rows, cols] = G x, where x [rows, cols] are some columns; rows of y are ldy apart. Units

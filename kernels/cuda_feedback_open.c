@@ -44,25 +44,9 @@ typedef struct {
     double mean, damping;
 } opening;
 
-/* ---- of the diagonal ---- */
-
 static uint64_t lists_bytes(uint64_t n)
 {
     return qc_sat_mul(n, 2 * sizeof(double) + 2 * sizeof(uint32_t) + 1);
-}
-
-/* Lays lists of n one behind the other: damped, added, order, odd, dead. */
-static void lay_lists(opening *o)
-{
-    const uint64_t n = o->f->n;
-    double *damped = o->device;
-    uint32_t *order = (uint32_t *)(damped + 2 * n);
-    o->odd = order + n;
-    o->in = (qc_cuda_factor_input){.n = n,
-                                   .order = order,
-                                   .damped = damped,
-                                   .added = damped + n,
-                                   .dead = (const uint8_t *)(o->odd + n)};
 }
 
 /* Sends the lists, which depend on the damping, to the device. */
@@ -101,21 +85,6 @@ static qc_status check_finite(const opening *o, const double *square, int lower,
     return QC_OK;
 }
 
-static qc_status look_at_diagonal(opening *o, qc_feedback_info *info, qc_error *err)
-{
-    const uint64_t n = o->f->n;
-    double *diagonal = o->device;
-    qc_cuda_stream s = o->f->tools.stream;
-    QC_TRY(qc_cuda_diagonal(o->h, n, diagonal, s, err));
-    QC_TRY(qc_cuda_to_host(o->own, diagonal, (size_t)n * sizeof *o->own, s, err));
-    QC_TRY(qc_cuda_stream_synchronize(s, err));
-    QC_TRY(qc_feedback_look_at_diagonal(o->own, n, o->order, &o->mean, &info->dead, err));
-    o->in.scale = qc_feedback_scale(o->mean);
-    return QC_OK;
-}
-
-/* ---- the rest ---- */
-
 static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
 {
     const qc_cuda_feedback_tools *t = &o->f->tools;
@@ -134,48 +103,47 @@ static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
     return QC_OK;
 }
 
-/* Overwrites H's room, because hu is filled already. */
-static qc_status open_target(opening *o, qc_error *err)
-{
-    const qc_cuda_feedback_tools *t = &o->f->tools;
-    const uint64_t n = o->f->n;
-    QC_TRY(qc_cuda_malloc(&o->f->m, (size_t)(n * n * sizeof(float)), err));
-    QC_TRY(qc_cuda_gather_target(&o->in, o->c, o->h, t->stream, err));
-    QC_TRY(qc_cusolver_solve(t->solver, n, o->a, n, o->h, t->stream, err));
-    return qc_cuda_narrow_target(&o->in, o->h, o->f->m, t->stream, err);
-}
-
-static qc_status allocate(opening *o, qc_error *err)
+static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
 {
     qc_cuda_feedback *f = o->f;
+    qc_cuda_stream s = f->tools.stream;
     const uint64_t n = f->n;
     QC_TRY(qc_calloc(&o->own, (size_t)n, sizeof *o->own, err));
     QC_TRY(qc_calloc(&o->order, (size_t)n, sizeof *o->order, err));
     QC_TRY(qc_malloc_aligned(&o->host, 64, (size_t)lists_bytes(n), err));
     QC_TRY(qc_cuda_malloc(&o->device, (size_t)lists_bytes(n), err));
-    lay_lists(o);
     QC_TRY(qc_cuda_malloc(&o->a, (size_t)(n * n * sizeof *o->a), err));
     QC_TRY(qc_cuda_malloc(&f->hu, (size_t)(n * n * sizeof *f->hu), err));
     QC_TRY(qc_cuda_malloc(&f->d, (size_t)n * sizeof *f->d, err));
     QC_TRY(qc_cuda_malloc(&f->inverse, (size_t)n * sizeof *f->inverse, err));
     QC_TRY(qc_cuda_malloc(&f->order, (size_t)n * sizeof *f->order, err));
-    return QC_OK;
-}
-
-static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
-{
-    qc_cuda_feedback *f = o->f;
-    qc_cuda_stream s = f->tools.stream;
-    QC_TRY(allocate(o, err));
+    /* Lists of n lie one behind the other: damped, added, order, odd, dead. */
+    double *damped = o->device;
+    uint32_t *order = (uint32_t *)(damped + 2 * n);
+    o->odd = order + n;
+    o->in = (qc_cuda_factor_input){.n = n,
+                                   .order = order,
+                                   .damped = damped,
+                                   .added = damped + n,
+                                   .dead = (const uint8_t *)(o->odd + n)};
     QC_TRY(check_finite(o, o->h, 1, err));
     if (o->c)
         QC_TRY(check_finite(o, o->c, 0, err));
-    QC_TRY(look_at_diagonal(o, info, err));
+    double *diagonal = o->device;
+    QC_TRY(qc_cuda_diagonal(o->h, n, diagonal, s, err));
+    QC_TRY(qc_cuda_to_host(o->own, diagonal, (size_t)n * sizeof *o->own, s, err));
+    QC_TRY(qc_cuda_stream_synchronize(s, err));
+    QC_TRY(qc_feedback_look_at_diagonal(o->own, n, o->order, &o->mean, &info->dead, err));
+    o->in.scale = qc_feedback_scale(o->mean);
     QC_TRY(factor(o, info, err));
-    QC_TRY(qc_cuda_copy(f->order, o->in.order, (size_t)f->n * sizeof *f->order, s, err));
+    QC_TRY(qc_cuda_copy(f->order, o->in.order, (size_t)n * sizeof *f->order, s, err));
     QC_TRY(qc_cuda_fill_feedback(&o->in, o->h, o->a, f->hu, f->d, f->inverse, s, err));
-    if (o->c)
-        QC_TRY(open_target(o, err));
+    if (o->c) { /* overwrites H's room, because hu is filled already */
+        QC_TRY(qc_cuda_malloc(&f->m, (size_t)(n * n * sizeof *f->m), err));
+        QC_TRY(qc_cuda_gather_target(&o->in, o->c, o->h, s, err));
+        QC_TRY(qc_cusolver_solve(f->tools.solver, n, o->a, n, o->h, s, err));
+        QC_TRY(qc_cuda_narrow_target(&o->in, o->h, f->m, s, err));
+    }
     return qc_cuda_stream_synchronize(s, err);
 }
 

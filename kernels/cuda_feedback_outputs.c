@@ -11,6 +11,7 @@
  * products for D a sweep. */
 #include "kernels/cuda_feedback_job.h"
 
+#include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
 
@@ -37,9 +38,12 @@ static float *moments_of(const job *j, uint64_t number)
     return j->d.outputs + number * j->unit * j->g->block;
 }
 
-qc_status qc_cuda_outputs_look(job *j, qc_error *err)
+qc_status qc_cuda_outputs_open(job *j, qc_error *err)
 {
-    for (uint64_t i = 0; i * j->unit < j->rows; i++) {
+    const uint64_t units = qc_ceil_div_u64(j->rows, j->unit);
+    QC_TRY(qc_calloc((void **)&j->units, units, sizeof *j->units, err));
+    QC_TRY(qc_calloc((void **)&j->unit_counts, units, sizeof *j->unit_counts, err));
+    for (uint64_t i = 0; i < units; i++) {
         QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_feedback_look_at_outputs(j->g, j->rows, i, &j->units[i], err));
     }
@@ -66,15 +70,20 @@ qc_status qc_cuda_outputs_multiply(const job *j, qc_cuda_strip x, uint64_t cols,
 {
     for (uint64_t i = 0; i < units_of(j); i++) {
         const uint64_t first = i * j->unit, rows = unit_rows(j, i);
-        const qc_cuda_feedback_product p = {rows,
-                                            {moments_of(j, i), j->g->block},
-                                            {{x.at + first * x.ld, x.ld}, 0, rows, cols},
-                                            y + first * ldy,
-                                            ldy,
-                                            1.0,
-                                            0.0};
+        const qc_cublas_product_args a = {.a = moments_of(j, i),
+                                          .b = x.at + first * x.ld,
+                                          .y = y + first * ldy,
+                                          .dtype = QC_DTYPE_F32,
+                                          .y_dtype = QC_DTYPE_F32,
+                                          .m = rows,
+                                          .n = cols,
+                                          .k = rows,
+                                          .lda = j->g->block,
+                                          .ldb = x.ld,
+                                          .ldy = ldy,
+                                          .alpha = 1.0};
         if (!live || unit_at(j, i)->changed > 0)
-            QC_TRY(qc_cuda_feedback_multiply(j, &p, err));
+            QC_TRY(qc_cublas_product(j->f->tools.blas, &a, err));
     }
     return QC_OK;
 }
@@ -84,36 +93,31 @@ double qc_cuda_outputs_inverse(const job *j, uint64_t row)
     return unit_at(j, row / j->unit)->inverse;
 }
 
-/* Sets the codes of a super: columns [super, super + cols). */
-static qc_status sweep_super(const job *j, uint64_t super, uint64_t cols, qc_cuda_rows_outputs *a,
-                             qc_error *err)
-{
-    const qc_cuda_feedback_parts *d = &j->d;
-    qc_cuda_stream s = j->f->tools.stream;
-    QC_TRY(qc_cuda_piece_times_h(j, d->e, 0, j->n, (qc_cuda_stretch){super, cols}, 1.0, d->g, err));
-    for (uint64_t at = 0; at < cols; at += QC_CUDA_PANEL) {
-        const uint64_t width = qc_min_u64(cols - at, QC_CUDA_PANEL), behind = at + width;
-        a->col = super + at;
-        a->cols = width;
-        QC_TRY(qc_check_interrupted(err));
-        QC_TRY(qc_cuda_outputs_multiply(j, (qc_cuda_strip){d->g + at, QC_CUDA_SUPER}, width, d->v,
-                                        QC_CUDA_PANEL, 1, err));
-        QC_TRY(qc_cuda_rows_sweep_outputs(&j->r, a, s, err));
-        QC_TRY(qc_cuda_piece_pass_on(
-            j, (qc_cuda_factor){{d->square + at * cols + behind, cols}, 0, width, cols - behind},
-            behind, err));
-    }
-    return QC_OK;
-}
-
 /* Sets *changed to the number of codes. */
 static qc_status sweep(job *j, qc_cuda_rows_outputs *a, unsigned long long *changed, qc_error *err)
 {
     const uint64_t units = units_of(j);
+    const qc_cuda_feedback_parts *d = &j->d;
     qc_cuda_stream s = j->f->tools.stream;
     QC_TRY(qc_cuda_fill(a->now, 0, units * sizeof *a->now, s, err));
-    for (uint64_t col = 0; col < j->n; col += QC_CUDA_SUPER)
-        QC_TRY(sweep_super(j, col, qc_min_u64(j->n - col, QC_CUDA_SUPER), a, err));
+    for (uint64_t super = 0; super < j->n; super += QC_CUDA_SUPER) {
+        const uint64_t cols = qc_min_u64(j->n - super, QC_CUDA_SUPER);
+        QC_TRY(qc_cuda_piece_times_h(j, d->e, 0, j->n, (qc_cuda_stretch){super, cols}, 1.0, d->g,
+                                     err));
+        for (uint64_t at = 0; at < cols; at += QC_CUDA_PANEL) {
+            const uint64_t width = qc_min_u64(cols - at, QC_CUDA_PANEL), behind = at + width;
+            a->col = super + at;
+            a->cols = width;
+            QC_TRY(qc_check_interrupted(err));
+            QC_TRY(qc_cuda_outputs_multiply(j, (qc_cuda_strip){d->g + at, QC_CUDA_SUPER}, width,
+                                            d->v, QC_CUDA_PANEL, 1, err));
+            QC_TRY(qc_cuda_rows_sweep_outputs(&j->r, a, s, err));
+            QC_TRY(qc_cuda_piece_pass_on(
+                j,
+                (qc_cuda_factor){{d->square + at * cols + behind, cols}, 0, width, cols - behind},
+                behind, err));
+        }
+    }
     QC_TRY(qc_cuda_to_host(j->unit_counts, a->now, units * sizeof *a->now, s, err));
     QC_TRY(qc_cuda_stream_synchronize(s, err));
     *changed = 0;

@@ -4,29 +4,24 @@
 typedef qc_cuda_feedback_job job;
 typedef qc_cuda_factor factor;
 
-qc_status qc_cuda_feedback_multiply(const job *j, const qc_cuda_feedback_product *p, qc_error *err)
-{
-    const qc_cublas_product_args a = {.a = p->x.at,
-                                      .b = p->f.b.at,
-                                      .y = p->y,
-                                      .dtype = QC_DTYPE_F32,
-                                      .trans_b = p->f.trans,
-                                      .m = p->rows,
-                                      .n = p->f.cols,
-                                      .k = p->f.k,
-                                      .lda = p->x.ld,
-                                      .ldb = p->f.b.ld,
-                                      .ldy = p->ldy,
-                                      .alpha = p->alpha,
-                                      .beta = p->beta};
-    return p->f.k == 0 || p->f.cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
-}
-
 qc_status qc_cuda_piece_multiply(const job *j, qc_cuda_strip x, factor f, float *y, uint64_t ldy,
                                  double alpha, double beta, qc_error *err)
 {
-    const qc_cuda_feedback_product p = {j->count, x, f, y, ldy, alpha, beta};
-    return qc_cuda_feedback_multiply(j, &p, err);
+    const qc_cublas_product_args a = {.a = x.at,
+                                      .b = f.b.at,
+                                      .y = y,
+                                      .dtype = QC_DTYPE_F32,
+                                      .y_dtype = QC_DTYPE_F32,
+                                      .trans_b = f.trans,
+                                      .m = j->count,
+                                      .n = f.cols,
+                                      .k = f.k,
+                                      .lda = x.ld,
+                                      .ldb = f.b.ld,
+                                      .ldy = ldy,
+                                      .alpha = alpha,
+                                      .beta = beta};
+    return f.k == 0 || f.cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
 }
 
 qc_status qc_cuda_piece_times_h(const job *j, const float *x, uint64_t low, uint64_t high,

@@ -44,34 +44,24 @@ static uint64_t block_elems(const qc_form *form, uint64_t n)
     return qc_form_by_rows(form) ? n : form->block_elems;
 }
 
-/* Returns a number of rows whose multiples begin a block, a group, and a byte of codes. */
-static uint64_t form_rows(const qc_form *form, uint64_t n)
+/* Returns the least number whose product with n is a multiple of the power of two. */
+static uint64_t least_factor(uint64_t power_of_two, uint64_t n)
 {
-    const uint64_t least = form->ops->bits == 4 ? 2 : 1;
-    const uint64_t elems = qc_form_by_rows(form) ? least
-                           : form->nested        ? (uint64_t)form->block_elems * QC_NESTED_BLOCK
-                                                 : form->block_elems;
     const uint64_t shared = n & (~n + 1); /* the power of two in n */
-    return shared >= elems ? 1 : elems / shared;
+    return shared >= power_of_two ? 1 : power_of_two / shared;
 }
 
-static uint64_t common_divisor(uint64_t a, uint64_t b)
-{
-    while (b > 0) {
-        const uint64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
-/* The same, where multiples also begin a block of G, unless that has all rows. */
+/* Returns a number of rows whose multiples begin a block, a group, a byte of codes, and a block of
+ * G unless that has all rows. */
 static uint64_t unit_rows(const qc_form *form, uint64_t rows, uint64_t n, uint64_t block)
 {
-    const uint64_t least = form_rows(form, n);
+    const uint64_t elems = qc_form_by_rows(form) ? form->ops->bits == 4 ? 2 : 1
+                           : form->nested        ? (uint64_t)form->block_elems * QC_NESTED_BLOCK
+                                                 : form->block_elems;
+    const uint64_t least = least_factor(elems, n);
     if (block == 0)
         return least;
-    return block >= rows ? rows : qc_sat_mul(least / common_divisor(least, block), block);
+    return block >= rows ? rows : qc_sat_mul(least_factor(least, block), block);
 }
 
 /* Cuts off the next `bytes`; *at grows by them. */
@@ -117,19 +107,18 @@ static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n
     return at;
 }
 
-uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross,
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form,
                                        uint64_t block)
 {
     parts d;
-    (void)cross; /* without C the spare matrix is needed as well */
     return rows == 0 || n == 0 ? 0 : lay_out(&d, NULL, rows, n, form, block);
 }
 
 uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
-                                             int cross, uint64_t block)
+                                             uint64_t block)
 {
     const uint64_t unit = n == 0 ? 0 : unit_rows(form, rows, n, block);
-    return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross, block);
+    return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, block);
 }
 
 /* Returns the rows of a piece of at most `limit` bytes, or the fewest there can be. */
@@ -138,12 +127,11 @@ static uint64_t piece_rows(const job *j, uint64_t limit)
     const uint64_t block = j->g ? j->g->block : 0;
     const uint64_t unit = unit_rows(j->form, j->rows, j->n, block);
     const uint64_t units = qc_ceil_div_u64(j->rows, unit);
-    const int cross = j->f->m != NULL;
     uint64_t low = 1, high = units; /* low fits, or is the fewest */
     while (low < high) {
         const uint64_t middle = low + (high - low + 1) / 2;
         const uint64_t rows = qc_min_u64(qc_sat_mul(middle, unit), j->rows);
-        if (qc_cuda_feedback_weight_bytes(rows, j->n, j->form, cross, block) <= limit)
+        if (qc_cuda_feedback_weight_bytes(rows, j->n, j->form, block) <= limit)
             low = middle;
         else
             high = middle - 1;
@@ -180,35 +168,31 @@ static qc_status clear_traces(const job *j, qc_error *err)
 
 /* ---- feedback ---- */
 
-static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error *err)
+static qc_status feed(const job *j, qc_error *err)
 {
     const uint64_t n = j->n, panel = j->wide < PANEL ? j->wide : PANEL;
     const float *hu = j->f->hu;
-    QC_TRY(qc_cuda_piece_multiply(j, (qc_cuda_strip){j->d.spare, n},
-                                  (factor){{hu + col * n, n}, 1, col, cols}, j->d.g, SUPER, 1.0,
-                                  0.0, err));
-    for (uint64_t at = 0; at < cols; at += panel) {
-        const uint64_t width = cols - at < panel ? cols - at : panel, behind = at + width;
-        const qc_cuda_rows_panel a = {.col = col + at,
-                                      .cols = width,
-                                      .g = col + at > 0 ? j->d.g + at : NULL,
-                                      .ldg = SUPER,
-                                      .by_place = j->d.spare};
-        QC_TRY(qc_check_interrupted(err));
-        QC_TRY(qc_cuda_rows_feed(&j->r, &a, j->f->tools.stream, err));
-        /* in the first super nothing was there yet */
-        QC_TRY(qc_cuda_piece_multiply(
-            j, (qc_cuda_strip){j->d.spare + col + at, n},
-            (factor){{hu + (col + behind) * n + col + at, n}, 1, width, cols - behind},
-            j->d.g + behind, SUPER, 1.0, col + at > 0, err));
+    for (uint64_t col = 0; col < n; col += SUPER) {
+        const uint64_t cols = n - col < SUPER ? n - col : SUPER;
+        QC_TRY(qc_cuda_piece_multiply(j, (qc_cuda_strip){j->d.spare, n},
+                                      (factor){{hu + col * n, n}, 1, col, cols}, j->d.g, SUPER, 1.0,
+                                      0.0, err));
+        for (uint64_t at = 0; at < cols; at += panel) {
+            const uint64_t width = cols - at < panel ? cols - at : panel, behind = at + width;
+            const qc_cuda_rows_panel a = {.col = col + at,
+                                          .cols = width,
+                                          .g = col + at > 0 ? j->d.g + at : NULL,
+                                          .ldg = SUPER,
+                                          .by_place = j->d.spare};
+            QC_TRY(qc_check_interrupted(err));
+            QC_TRY(qc_cuda_rows_feed(&j->r, &a, j->f->tools.stream, err));
+            /* in the first super nothing was there yet */
+            QC_TRY(qc_cuda_piece_multiply(
+                j, (qc_cuda_strip){j->d.spare + col + at, n},
+                (factor){{hu + (col + behind) * n + col + at, n}, 1, width, cols - behind},
+                j->d.g + behind, SUPER, 1.0, col + at > 0, err));
+        }
     }
-    return QC_OK;
-}
-
-static qc_status feed(const job *j, qc_error *err)
-{
-    for (uint64_t col = 0; col < j->n; col += SUPER)
-        QC_TRY(feed_super(j, col, j->n - col < SUPER ? j->n - col : SUPER, err));
     return QC_OK;
 }
 
@@ -435,41 +419,6 @@ static qc_status settle(job *j, const float *x, const float *weights, qc_error *
     return qc_cuda_rows_invert(&j->r, j->blocks, s, err);
 }
 
-/* Sets the codes nearest to W, their error with T, and the scales of T. */
-static qc_status rounded(job *j, qc_error *err)
-{
-    const float *w = plain_weight(j);
-    QC_TRY(settle(j, w, NULL, err));
-    QC_TRY(qc_cuda_rows_round(&j->r, w, j->f->tools.stream, err));
-    QC_TRY(clear_traces(j, err));
-    QC_TRY(trace(j, j->d.e, 0, err));
-    QC_TRY(trace(j, j->d.target, 1, err));
-    return find(j, j->d.target, j->f->d, err);
-}
-
-static qc_status calibrated(job *j, qc_error *err)
-{
-    qc_feedback_out *o = j->out;
-    qc_cuda_stream s = j->f->tools.stream;
-    const uint64_t elems = j->count * j->n;
-    uint8_t *packed = (uint8_t *)j->d.spare;
-    unsigned long long changed = 1;
-    QC_TRY(settle(j, j->d.target, j->f->d, err));
-    QC_TRY(feed(j, err));
-    if (j->g)
-        QC_TRY(qc_cuda_outputs_sweeps(j, err));
-    for (unsigned i = 0; !j->g && i < j->f->options.sweeps && changed; i++)
-        QC_TRY(sweep(j, &changed, err));
-    QC_TRY(trace(j, j->d.e, 2, err));
-    QC_TRY(qc_cuda_rows_pack(j->form->ops, j->d.codes, elems, packed, s, err));
-    QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + qc_form_code_bytes(j->form, j->first * j->n),
-                           packed, qc_form_code_bytes(j->form, elems), s, err));
-    QC_TRY(qc_cuda_to_host(o->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
-    if (j->form->nested)
-        QC_TRY(qc_cuda_to_host(o->absmax_codes + j->block, j->d.absmax_codes, j->blocks, s, err));
-    return QC_OK;
-}
-
 /* Adds up row by row, in order. */
 static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
 {
@@ -486,49 +435,64 @@ static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
     return QC_OK;
 }
 
-/* Double quantized scales without signs have one offset for the whole weight: the scales of all
- * pieces are found first, so a piece is brought to the device three times. */
-static qc_status run_in_turns(job *j, qc_error *err)
+/* Sets the codes nearest to W, their error with T, and the scales of T. */
+static qc_status rounded(job *j, qc_error *err)
 {
-    const uint64_t blocks = qc_ceil_div_u64(j->rows * j->n, j->form->block_elems);
-    for (unsigned turn = 0; turn < 3; turn++) {
-        if (turn > 0)
-            j->out->nested_offset = qc_nested_offset(j->out->absmax, blocks);
-        for (uint64_t first = 0; first < j->rows; first += j->most) {
-            choose(j, first);
-            QC_TRY(load(j, err));
-            if (turn == 0) {
-                QC_TRY(find(j, plain_weight(j), NULL, err));
-            } else if (turn == 1) {
-                QC_TRY(rounded(j, err));
-                QC_TRY(add_traces(j, 0, 2, err));
-            } else {
-                QC_TRY(clear_traces(j, err));
-                QC_TRY(calibrated(j, err));
-                QC_TRY(add_traces(j, 2, 3, err));
-            }
-        }
-    }
-    return QC_OK;
+    const float *w = plain_weight(j);
+    QC_TRY(settle(j, w, NULL, err));
+    QC_TRY(qc_cuda_rows_round(&j->r, w, j->f->tools.stream, err));
+    QC_TRY(clear_traces(j, err));
+    QC_TRY(trace(j, j->d.e, 0, err));
+    QC_TRY(trace(j, j->d.target, 1, err));
+    QC_TRY(add_traces(j, 0, 2, err));
+    return find(j, j->d.target, j->f->d, err);
 }
 
+static qc_status calibrated(job *j, qc_error *err)
+{
+    qc_feedback_out *o = j->out;
+    qc_cuda_stream s = j->f->tools.stream;
+    const uint64_t elems = j->count * j->n;
+    uint8_t *packed = (uint8_t *)j->d.spare;
+    unsigned long long changed = 1;
+    QC_TRY(settle(j, j->d.target, j->f->d, err));
+    QC_TRY(feed(j, err));
+    if (j->g)
+        QC_TRY(qc_cuda_outputs_sweeps(j, err));
+    for (unsigned i = 0; !j->g && i < j->f->options.sweeps && changed; i++)
+        QC_TRY(sweep(j, &changed, err));
+    QC_TRY(clear_traces(j, err));
+    QC_TRY(trace(j, j->d.e, 2, err));
+    QC_TRY(qc_cuda_rows_pack(j->form->ops, j->d.codes, elems, packed, s, err));
+    QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + qc_form_code_bytes(j->form, j->first * j->n),
+                           packed, qc_form_code_bytes(j->form, elems), s, err));
+    QC_TRY(qc_cuda_to_host(o->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
+    if (j->form->nested)
+        QC_TRY(qc_cuda_to_host(o->absmax_codes + j->block, j->d.absmax_codes, j->blocks, s, err));
+    return add_traces(j, 2, 3, err);
+}
+
+/* Works on the pieces in three turns: scales, codes nearest to W, calibrated codes. Double
+ * quantized scales without signs have one offset for the whole weight, so if there are several
+ * pieces, the scales of all are found first, and a piece is brought to the device three times. All
+ * others have their turns one after another. */
 static qc_status run(job *j, qc_error *err)
 {
     const int offset = j->form->nested && !j->form->ops->signed_scales;
-    if (offset && j->most < j->rows)
-        return run_in_turns(j, err);
-    for (uint64_t first = 0; first < j->rows; first += j->most) {
-        choose(j, first);
-        QC_TRY(load(j, err));
-        QC_TRY(find(j, plain_weight(j), NULL, err));
-        if (offset)
-            j->out->nested_offset = qc_nested_offset(j->out->absmax, j->blocks);
-        QC_TRY(rounded(j, err));
-        if (offset)
-            j->out->nested_offset = qc_nested_offset(j->out->absmax, j->blocks);
-        QC_TRY(calibrated(j, err));
-        QC_TRY(add_traces(j, 0, 3, err));
-    }
+    const unsigned together = offset && j->most < j->rows ? 1 : 3;
+    const uint64_t blocks = qc_ceil_div_u64(j->rows * j->n, block_elems(j->form, j->n));
+    for (unsigned from = 0; from < 3; from += together)
+        for (uint64_t first = 0; first < j->rows; first += j->most) {
+            choose(j, first);
+            QC_TRY(load(j, err));
+            for (unsigned turn = from; turn < from + together; turn++) {
+                if (offset && turn > 0 && first == 0)
+                    j->out->nested_offset = qc_nested_offset(j->out->absmax, blocks);
+                QC_TRY(turn == 0   ? find(j, plain_weight(j), NULL, err)
+                       : turn == 1 ? rounded(j, err)
+                                   : calibrated(j, err));
+            }
+        }
     return QC_OK;
 }
 
@@ -546,29 +510,6 @@ static qc_status locked(job *j, qc_error *err)
         st = waited;
     qc_cublas_end(j->f->tools.blas);
     return st;
-}
-
-/* Allocates what is known of blocks of G on the host, and looks at all of them. */
-static qc_status open_outputs(job *j, qc_error *err)
-{
-    const uint64_t units = qc_ceil_div_u64(j->rows, j->unit);
-    QC_TRY(qc_calloc((void **)&j->units, units, sizeof *j->units, err));
-    QC_TRY(qc_calloc((void **)&j->unit_counts, units, sizeof *j->unit_counts, err));
-    return qc_cuda_outputs_look(j, err);
-}
-
-static qc_feedback_result result_of(const double sums[6])
-{
-    qc_feedback_result r = {0};
-    if (sums[1] > 0.0) {
-        r.rounded = sums[0] / sums[1];
-        r.calibrated = sums[2] / sums[1];
-    }
-    if (sums[4] > 0.0) {
-        r.rounded_two_sided = sums[3] / sums[4];
-        r.calibrated_two_sided = sums[5] / sums[4];
-    }
-    return r;
 }
 
 qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_form *form,
@@ -612,18 +553,24 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
         QC_TRY(qc_feedback_check_outputs(g, err));
     j.unit = qc_min_u64(block, rows);
     j.most = piece_rows(&j, limit);
-    const uint64_t bytes = qc_cuda_feedback_weight_bytes(j.most, n, form, f->m != NULL, block);
+    const uint64_t bytes = qc_cuda_feedback_weight_bytes(j.most, n, form, block);
     if (bytes > SIZE_MAX || j.most > INT32_MAX)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "a weight of %" PRIu64 " x %" PRIu64 " is too large to be calibrated", rows, n);
     QC_TRY_GOTO(st, done,
                 qc_calloc((void **)&j.host_traces, j.most, j.kinds * sizeof(double), err));
-    QC_TRY_GOTO(st, done, g ? open_outputs(&j, err) : QC_OK);
+    QC_TRY_GOTO(st, done, g ? qc_cuda_outputs_open(&j, err) : QC_OK);
     QC_TRY_GOTO(st, done, qc_cuda_malloc(&j.memory, (size_t)bytes, err));
     (void)lay_out(&j.d, j.memory, j.most, n, form, block);
-    st = locked(&j, err);
-    if (st == QC_OK)
-        *result = result_of(j.sums);
+    QC_TRY_GOTO(st, done, locked(&j, err));
+    if (j.sums[1] > 0.0) {
+        result->rounded = j.sums[0] / j.sums[1];
+        result->calibrated = j.sums[2] / j.sums[1];
+    }
+    if (j.sums[4] > 0.0) {
+        result->rounded_two_sided = j.sums[3] / j.sums[4];
+        result->calibrated_two_sided = j.sums[5] / j.sums[4];
+    }
 done:
     qc_cuda_free(j.memory);
     qc_free(j.host_traces);

@@ -22,36 +22,24 @@ typedef struct qc_cublas qc_cublas;
 QC_NODISCARD qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err);
 void qc_cublas_close(qc_cublas *c); /* accepts NULL */
 
-/* y [m, n] = alpha * x [m, k] * w [n, k]^T, all row-major with the strides given, accumulated in
- * float. All sizes and strides are at most INT32_MAX. */
-typedef struct {
-    const void *w, *x;
-    void *y;
-    qc_dtype in_dtype;  /* F16 or BF16, for x and w */
-    qc_dtype out_dtype; /* in_dtype or F32 */
-    uint64_t m, n, k, ldw, ldx, ldy;
-    /* device memory: alpha, then 0, as floats; NULL: alpha is 1 */
-    const float *alpha_zero;
-} qc_cublas_gemm_args;
-
-/* y [m, n] = alpha * op(a) op(b) + beta * y, all F32 or all F64, row-major with the strides given.
- * op(a) is [m, k] and op(b) [k, n]; with trans_a, a is stored as [k, m], likewise b. F32 is
- * computed and added in float, never in TF32. Sizes and strides are at most INT32_MAX. alpha and
- * beta are passed from the host. */
+/* y [m, n] = alpha * op(a) op(b) + beta * y, row-major with the strides given. op(a) is [m, k] and
+ * op(b) [k, n]; with trans_a, a is stored as [k, m], likewise b. Sums are float (never TF32), those
+ * of F64 double. Sizes and strides are at most INT32_MAX. */
 typedef struct {
     const void *a, *b;
     void *y;
-    qc_dtype dtype;
+    qc_dtype dtype;   /* F16, BF16, F32 or F64, for a and b */
+    qc_dtype y_dtype; /* the same, or F32 with F16 and BF16 */
     int trans_a, trans_b;
     uint64_t m, n, k, lda, ldb, ldy;
-    double alpha, beta;
+    double alpha, beta;      /* passed from the host, */
+    const float *alpha_zero; /* or device memory, not of F64: alpha, then 0 for beta */
 } qc_cublas_product_args;
 
 /* Takes the lock for several products in a row on one stream with one workspace (256-byte aligned;
  * NULL is cuBLAS's own). Each begin that returned QC_OK needs an end. */
 QC_NODISCARD qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes,
                                        qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err);
 QC_NODISCARD qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a,
                                          qc_error *err);
 void qc_cublas_end(qc_cublas *c);

@@ -43,21 +43,23 @@ static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t fir
     qc_matmul_call part = *c;
     part.n = rows;
     part.out = qc_matmul_output_at(&c->out, 0, first);
-    qc_cublas_gemm_args g = {
-        .w = dense,
-        .x = c->x,
+    const qc_cublas_product_args g = {
+        .a = c->x,
+        .b = dense,
         .y = p->gemm_to_float ? (void *)c->partials : part.out.y,
-        .in_dtype = p->dense_dtype,
-        .out_dtype = p->gemm_to_float ? QC_DTYPE_F32 : p->dense_dtype,
+        .dtype = p->dense_dtype,
+        .y_dtype = p->gemm_to_float ? QC_DTYPE_F32 : p->dense_dtype,
+        .trans_b = 1,
         .m = c->m,
         .n = rows,
         .k = c->k,
-        .ldw = p->k_padded,
-        .ldx = c->ldx,
+        .lda = c->ldx,
+        .ldb = p->k_padded,
         .ldy = p->gemm_to_float ? rows : c->out.ldy,
+        .alpha = 1.0,
         .alpha_zero = !p->gemm_to_float && exponent ? (const float *)(exponent + 1) : NULL,
     };
-    QC_TRY(qc_cublas_gemm(gemm, &g, err));
+    QC_TRY(qc_cublas_product(gemm, &g, err));
     return p->gemm_to_float ? qc_matmul_reduce_launch(&part, s, err) : QC_OK;
 }
 
@@ -78,19 +80,6 @@ static qc_status side_for(const qc_matmul *h, const qc_matmul_call *c, qc_cuda_s
     if (!taken || taken == own)
         *out = side;
     return QC_OK;
-}
-
-/* After an error, s waits for the work that the side stream was given. If not even that can be
- * asked for, the calling thread waits. */
-static void rejoin(const qc_matmul_side *side, qc_cuda_stream s)
-{
-    qc_error ignored = {0};
-    qc_status st = qc_cuda_event_record(side->ready, side->stream, &ignored);
-    if (st == QC_OK)
-        st = qc_cuda_stream_wait(s, side->ready, &ignored);
-    if (st != QC_OK)
-        st = qc_cuda_stream_synchronize(side->stream, &ignored);
-    (void)st; /* the caller has the first error */
 }
 
 /* Multiplies the chunk from row `first` on, and dequantizes the next one, where there is one. */
@@ -117,8 +106,16 @@ static qc_status chunk(const qc_matmul *h, const qc_matmul_call *c, uint64_t fir
         st = qc_cuda_event_record(side->ready, side->stream, err);
     if (st == QC_OK)
         st = qc_cuda_stream_wait(s, side->ready, err);
-    if (st != QC_OK)
-        rejoin(side, s);
+    if (st == QC_OK)
+        return QC_OK;
+    /* After an error, s waits for the work that the side stream was given. If not even that can be
+     * asked for, the calling thread waits. The caller has the first error. */
+    qc_status late = qc_cuda_event_record(side->ready, side->stream, NULL);
+    if (late == QC_OK)
+        late = qc_cuda_stream_wait(s, side->ready, NULL);
+    if (late != QC_OK)
+        late = qc_cuda_stream_synchronize(side->stream, NULL);
+    (void)late;
     return st;
 }
 
@@ -166,18 +163,20 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
         QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
     if (io->m == 0 || n == 0)
         return QC_OK;
-    qc_cublas_gemm_args g = {
-        .w = weights,
-        .x = io->x,
+    const qc_cublas_product_args g = {
+        .a = io->x,
+        .b = weights,
         .y = io->y,
-        .in_dtype = io->x_dtype,
-        .out_dtype = io->y_dtype,
+        .dtype = io->x_dtype,
+        .y_dtype = io->y_dtype,
+        .trans_b = 1,
         .m = io->m,
         .n = n,
         .k = k,
-        .ldw = k,
-        .ldx = io->ldx ? io->ldx : k,
+        .lda = io->ldx ? io->ldx : k,
+        .ldb = k,
         .ldy = io->ldy ? io->ldy : n,
+        .alpha = 1.0,
     };
     if (k == 0) {
         qc_matmul_call c;
@@ -189,13 +188,13 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
     }
     if (!weights)
         QC_FAIL(err, QC_ERR_USAGE, "the weights are NULL");
-    if (g.m > INT_MAX || n > INT_MAX || k > INT_MAX || g.ldx > INT_MAX || g.ldy > INT_MAX)
+    if (g.m > INT_MAX || n > INT_MAX || k > INT_MAX || g.lda > INT_MAX || g.ldy > INT_MAX)
         QC_FAIL(err, QC_ERR_USAGE,
                 "a dense product of %" PRIu64 " x %" PRIu64 " x %" PRIu64
                 " is too large for cuBLAS",
                 g.m, n, k);
     QC_TRY(qc_cublas_begin(h->gemm, workspace, workspace ? workspace_bytes : 0, s, err));
-    qc_status st = qc_cublas_gemm(h->gemm, &g, err);
+    qc_status st = qc_cublas_product(h->gemm, &g, err);
     qc_cublas_end(h->gemm);
     return st;
 }

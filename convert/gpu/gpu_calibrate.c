@@ -132,25 +132,9 @@ static qc_status one_product(const gpu *g, const qc_cublas_product_args *p, qc_e
     return qc_cuda_stream_synchronize(g->tools.stream, err);
 }
 
-/* The seconds of the second run, because cuBLAS loads kernels in the first one of each size; but a
- * first run that is long is taken as it is. The very first one also loads the library, which takes
- * hundreds of milliseconds, so `warm` is 0 there: then it is run once more before. */
-static qc_status time_of(const gpu *g, const qc_cublas_product_args *p, int warm, double *seconds,
-                         qc_error *err)
-{
-    if (!warm)
-        QC_TRY(one_product(g, p, err));
-    for (int i = 0; i < 2; i++) {
-        uint64_t begin = qc_clock_ns();
-        QC_TRY(one_product(g, p, err));
-        *seconds = (double)(qc_clock_ns() - begin) * 1e-9;
-        if (*seconds > MEASURED_LONG)
-            break;
-    }
-    *seconds = *seconds > 1e-9 ? *seconds : 1e-9;
-    return QC_OK;
-}
-
+/* Gives the seconds of an operation, from the second run of each size, because cuBLAS loads kernels
+ * in the first one; but a first run that is long is taken as it is. The very first one also loads
+ * the library, which takes hundreds of milliseconds, so it is run once more before. */
 static qc_status measure_product(const gpu *g, qc_dtype dtype, unsigned char *room, double *out,
                                  qc_error *err)
 {
@@ -161,6 +145,7 @@ static qc_status measure_product(const gpu *g, qc_dtype dtype, unsigned char *ro
                                           .b = room + bytes,
                                           .y = room + 2 * bytes,
                                           .dtype = dtype,
+                                          .y_dtype = dtype,
                                           .m = n,
                                           .n = n,
                                           .k = n,
@@ -169,26 +154,24 @@ static qc_status measure_product(const gpu *g, qc_dtype dtype, unsigned char *ro
                                           .ldy = n,
                                           .trans_a = 1,
                                           .alpha = 1.0};
-        QC_TRY(time_of(g, &p, n > MEASURED_LEAST, &seconds, err));
-        double operations = 2.0 * (double)n * (double)n * (double)n;
-        *out = seconds / operations;
+        if (n == MEASURED_LEAST)
+            QC_TRY(one_product(g, &p, err));
+        for (int i = 0; i < 2 && seconds <= MEASURED_LONG; i++) {
+            const uint64_t begin = qc_clock_ns();
+            QC_TRY(one_product(g, &p, err));
+            seconds = (double)(qc_clock_ns() - begin) * 1e-9;
+        }
+        seconds = seconds > 1e-9 ? seconds : 1e-9;
+        *out = seconds / (2.0 * (double)n * (double)n * (double)n);
         if (seconds > MEASURED_ENOUGH)
             break;
     }
     return QC_OK;
 }
 
-static qc_status measure_all(const gpu *g, void **room, qc_calibrate_speed *out, qc_error *err)
-{
-    const size_t bytes = (size_t)3 * MEASURED_MOST * MEASURED_MOST * sizeof(double);
-    QC_TRY(named(qc_cuda_malloc(room, bytes, err), OF_TIMED, err));
-    QC_TRY(qc_cuda_fill(*room, 0, bytes, g->tools.stream, err));
-    QC_TRY(measure_product(g, QC_DTYPE_F32, *room, &out->single, err));
-    return measure_product(g, QC_DTYPE_F64, *room, &out->dual, err);
-}
-
 static qc_status measure(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err)
 {
+    const size_t bytes = (size_t)3 * MEASURED_MOST * MEASURED_MOST * sizeof(double);
     gpu *g = of(e);
     void *room = NULL;
     *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER,
@@ -196,8 +179,16 @@ static qc_status measure(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_err
                                 .coupled = COUPLED,
                                 .coupled_pair = COUPLED_PAIR};
     close_device(g);
-    QC_TRY(settled(g, open_device(g, &e->k->devices->gpus[0], err), err));
-    qc_status st = settled(g, measure_all(g, &room, out, err), err);
+    qc_status st = open_device(g, &e->k->devices->gpus[0], err);
+    if (st == QC_OK)
+        st = named(qc_cuda_malloc(&room, bytes, err), OF_TIMED, err);
+    if (st == QC_OK)
+        st = qc_cuda_fill(room, 0, bytes, g->tools.stream, err);
+    if (st == QC_OK)
+        st = measure_product(g, QC_DTYPE_F32, room, &out->single, err);
+    if (st == QC_OK)
+        st = measure_product(g, QC_DTYPE_F64, room, &out->dual, err);
+    st = settled(g, st, err);
     qc_cuda_free(room);
     return st;
 }
@@ -210,7 +201,7 @@ static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows
     uint64_t held = qc_sat_mul(qc_calibrate_square_bytes(n), cross ? 2 : 1);
     uint64_t factored = qc_sat_add(held, qc_cuda_feedback_open_bytes(n, cross));
     uint64_t worked = qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
-                                 qc_cuda_feedback_weight_least_bytes(rows, n, form, cross, block));
+                                 qc_cuda_feedback_weight_least_bytes(rows, n, form, block));
     (void)e;
     return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)),
                                qc_max_u64(factored, worked)};

@@ -236,8 +236,8 @@ TEST(bad_moments_are_refused)
 TEST(bytes_are_told)
 {
     const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1};
-    const uint64_t without = qc_cuda_feedback_weight_bytes(4096, 4096, &nf4, 1, 0);
-    const uint64_t with = qc_cuda_feedback_weight_bytes(4096, 4096, &nf4, 1, 1024);
+    const uint64_t without = qc_cuda_feedback_weight_bytes(4096, 4096, &nf4, 0);
+    const uint64_t with = qc_cuda_feedback_weight_bytes(4096, 4096, &nf4, 1024);
     /* G; and traces, flags and counters */
     assert_true(with > without + UINT64_C(4096) * 1024 * 4);
     assert_true(with < without + UINT64_C(4096) * 1024 * 4 + 4096 * 32);
@@ -246,7 +246,7 @@ TEST(bytes_are_told)
     expect_least_rows(4096, 1024, &nf4, 24, 48);
     /* all rows where a block has more than those */
     expect_least_rows(100, 8192, &nf4, 1024, 100);
-    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1, 1024) == UINT64_MAX);
+    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1024) == UINT64_MAX);
 }
 
 int main(void)

@@ -205,14 +205,14 @@ TEST(bytes_are_told)
     const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1},
                   rows = {.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0},
                   channels = {.ops = &qc_form_w4a16, .block_elems = 0};
-    const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1, 0);
+    const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 0);
     assert_true(all > UINT64_C(13) * 8192 * 8192 && all < UINT64_C(14) * 8192 * 8192);
     expect_least_rows(8192, 8192, &nf4, 0, 2);
     expect_least_rows(100000, 4097, &nf4, 0, 16384);
     expect_least_rows(5, 4097, &rows, 0, 1);
     /* a byte has the codes of two rows */
     expect_least_rows(5, 4097, &channels, 0, 2);
-    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1, 0) == UINT64_MAX);
+    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 0) == UINT64_MAX);
 }
 
 int main(void)

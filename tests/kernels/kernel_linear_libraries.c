@@ -45,6 +45,7 @@ static void check_product(qc_cublas *c, int dual, int trans_a, int trans_b, doub
                                          .b = db.p,
                                          .y = dy.p,
                                          .dtype = dual ? QC_DTYPE_F64 : QC_DTYPE_F32,
+                                         .y_dtype = dual ? QC_DTYPE_F64 : QC_DTYPE_F32,
                                          .trans_a = trans_a,
                                          .trans_b = trans_b,
                                          .m = M,
