@@ -344,16 +344,9 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-bool aligned(const void *p, uintptr_t to)
-{
-    return reinterpret_cast<uintptr_t>(p) % to == 0;
-}
-
 dim3 grid_for(const dequantize_job &job, uint64_t each)
 {
-    uint64_t x = (job.ld - 1) / each + 1;
-    return dim3(x < QC_GRID_MOST ? (unsigned)x : QC_GRID_MOST,
-                job.rows < QC_GRID_ROWS_MOST ? (unsigned)job.rows : QC_GRID_ROWS_MOST);
+    return dim3(qc_cuda_grid_x(job.ld, each), qc_cuda_grid_y(job.rows));
 }
 
 template <layout what, qc_dtype dtype>
@@ -364,18 +357,16 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
     if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
         (one || (job.cols % chunk_elems == 0 && job.apart % chunk_elems == 0 &&
                  job.ld % chunk_elems == 0)) &&
-        aligned(job.dst, 16) && aligned(job.w.codes, what == NIBBLES ? 4 : 8)) {
+        qc_is_aligned(job.dst, 16) && qc_is_aligned(job.w.codes, what == NIBBLES ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
-        dim3 grid = grid_for(chunks, threads_per_block * chunks_each * chunk_elems);
-        if (what == BYTE_ROWS || job.w.absmax)
-            QC_LAUNCH((dequantize_chunks<what, dtype, false>), grid, dim3(threads_per_block), 0, s,
-                      chunks);
-        else
-            QC_LAUNCH((dequantize_chunks<what, dtype, what != BYTE_ROWS>), grid,
-                      dim3(threads_per_block), 0, s, chunks);
-        QC_TRY(qc_cuda_launched("dequantize", err));
+        QC_TRY(qc_cuda_start("dequantize",
+                             what == BYTE_ROWS || job.w.absmax
+                                 ? dequantize_chunks<what, dtype, false>
+                                 : dequantize_chunks<what, dtype, what != BYTE_ROWS>,
+                             grid_for(chunks, threads_per_block * chunks_each * chunk_elems),
+                             dim3(threads_per_block), 0, s, err, chunks));
         if (!one || chunks.cols == job.cols)
             return QC_OK;
         job.first += chunks.cols;
@@ -383,9 +374,8 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
         job.cols -= chunks.cols;
         job.ld = job.cols;
     }
-    QC_LAUNCH((dequantize_elements<what, dtype>), grid_for(job, threads_per_block),
-              dim3(threads_per_block), 0, s, job);
-    return qc_cuda_launched("dequantize", err);
+    return qc_cuda_start("dequantize", dequantize_elements<what, dtype>,
+                         grid_for(job, threads_per_block), dim3(threads_per_block), 0, s, err, job);
 }
 
 template <layout what>
@@ -396,19 +386,6 @@ qc_status launch_dtype(const dequantize_job &job, qc_dtype dtype, qc_cuda_stream
     if (dtype == QC_DTYPE_F16)
         return launch<what, QC_DTYPE_F16>(job, s, err);
     return launch<what, QC_DTYPE_BF16>(job, s, err);
-}
-
-bool power_of_two(uint32_t v)
-{
-    return v != 0 && (v & (v - 1)) == 0;
-}
-
-unsigned shift_of(uint32_t v)
-{
-    unsigned shift = 0;
-    while (shift < 31 && 1u << shift < v)
-        shift++;
-    return shift;
 }
 
 } // namespace
@@ -442,12 +419,10 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: the result is to be %s; expected F32, F16 or BF16",
                 qc_dtype_name(dst_dtype));
-    if (of_blocks && (w->form.block_elems < 32 || w->form.block_elems > 4096 ||
-                      !power_of_two(w->form.block_elems)))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "dequantize: block size: expected a power of two from 32 to 4096, found %u",
-                w->form.block_elems);
-    if (!w->absmax && (!of_blocks || !power_of_two(w->nested_block)))
+    if (of_blocks)
+        QC_TRY(qc_cuda_check_block("dequantize", w->form.block_elems, err));
+    if (!w->absmax &&
+        (!of_blocks || w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0))
         QC_FAIL(err, QC_ERR_USAGE,
                 "dequantize: nested block size: expected a power of two, found %u",
                 of_blocks ? w->nested_block : 0u);
@@ -472,8 +447,8 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
     job.zero = (float)ops->zero;
     job.flip = ops->zero ? 0x80808080u : 0u;
     job.step = ops->step;
-    job.block_shift = of_blocks ? shift_of(w->form.block_elems) : 0;
-    job.nested_shift = w->absmax ? 0 : shift_of(w->nested_block);
+    job.block_shift = of_blocks ? qc_log2_of(w->form.block_elems) : 0;
+    job.nested_shift = w->absmax ? 0 : qc_log2_of(w->nested_block);
     job.first = part->row * w->form.cols + part->col;
     job.first_row = part->row;
     job.rows = rows;

@@ -317,18 +317,8 @@ QC_DEVICE unsigned walk_tile(const qc_cuda_form &form, unsigned rows, unsigned c
             continue;
 #pragma unroll 2
         for (unsigned j = s + step + half; j < panel; j += 2) {
-            const float4 low = four_at(shared.h + j * wide + s);
-            const float4 high = four_at(shared.h + j * wide + s + 4);
-            float v = shared.in[j * row_stride + row];
-            v = __fadd_rn(v, __fmul_rn(moved[0], low.x));
-            v = __fadd_rn(v, __fmul_rn(moved[1], low.y));
-            v = __fadd_rn(v, __fmul_rn(moved[2], low.z));
-            v = __fadd_rn(v, __fmul_rn(moved[3], low.w));
-            v = __fadd_rn(v, __fmul_rn(moved[4], high.x));
-            v = __fadd_rn(v, __fmul_rn(moved[5], high.y));
-            v = __fadd_rn(v, __fmul_rn(moved[6], high.z));
-            v = __fadd_rn(v, __fmul_rn(moved[7], high.w));
-            shared.in[j * row_stride + row] = v;
+            float *in = &shared.in[j * row_stride + row];
+            *in = qc_form_feed(*in, moved, shared.h + j * wide + s);
         }
         __syncwarp(); /* each half reads what the other has written */
     }

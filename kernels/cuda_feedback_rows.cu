@@ -137,18 +137,8 @@ QC_DEVICE unsigned walk_panel(const qc_cuda_form &form, unsigned cols, unsigned 
         }
 #pragma unroll 4
         for (unsigned j = s + step; j < panel; j++) {
-            const float4 *u = reinterpret_cast<const float4 *>(shared.u + j * u_stride + s);
-            float4 low = u[0], high = u[1];
-            float v = shared.in[j * row_stride + lane];
-            v = __fadd_rn(v, __fmul_rn(fed[0], low.x));
-            v = __fadd_rn(v, __fmul_rn(fed[1], low.y));
-            v = __fadd_rn(v, __fmul_rn(fed[2], low.z));
-            v = __fadd_rn(v, __fmul_rn(fed[3], low.w));
-            v = __fadd_rn(v, __fmul_rn(fed[4], high.x));
-            v = __fadd_rn(v, __fmul_rn(fed[5], high.y));
-            v = __fadd_rn(v, __fmul_rn(fed[6], high.z));
-            v = __fadd_rn(v, __fmul_rn(fed[7], high.w));
-            shared.in[j * row_stride + lane] = v;
+            float *in = &shared.in[j * row_stride + lane];
+            *in = qc_form_feed(*in, fed, shared.u + j * u_stride + s);
         }
     }
     return changed;

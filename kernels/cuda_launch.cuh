@@ -3,7 +3,7 @@
  *
  * These rules let one source run on both:
  *
- *   - kernels are launched with QC_LAUNCH, never with <<<>>>;
+ *   - kernels are launched with qc_cuda_start or QC_LAUNCH, never with <<<>>>;
  *   - shared memory is dynamic only: QC_SHARED(type, name) at the top of a kernel gives a reference
  *     to the block's shared memory as one struct; the launch passes sizeof(type);
  *   - PTX only through kernels/ptx.cuh; 16-bit floats travel as uint16_t (or two in a uint32_t) and
@@ -65,6 +65,20 @@ static inline unsigned qc_cuda_grid_x(uint64_t items, uint64_t each)
 static inline unsigned qc_cuda_grid_y(uint64_t rows)
 {
     return rows < QC_GRID_ROWS_MOST ? (unsigned)rows : QC_GRID_ROWS_MOST;
+}
+
+static inline bool qc_is_aligned(const void *p, uintptr_t to)
+{
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+
+/* Returns the least power of two that is not below v, by its exponent. */
+static inline uint32_t qc_log2_of(uint32_t v)
+{
+    uint32_t shift = 0;
+    while (shift < 31 && (1u << shift) < v)
+        shift++;
+    return shift;
 }
 
 /* Does QC_LAUNCH and returns the error that it gave. */

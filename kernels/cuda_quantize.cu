@@ -403,11 +403,7 @@ __global__ void __launch_bounds__(threads_per_block) quantize_halves(block_job j
             }
             qc_bad_at(job.bad, begin + i + (qc_magnitude(x[0]) >= QC_CUDA_F32_INF ? 0 : 1));
         }
-#pragma unroll
-        for (int mask = 8; mask > 0; mask /= 2) {
-            uint32_t other = __shfl_xor_sync(QC_ALL_LANES, largest, mask);
-            largest = largest > other ? largest : other;
-        }
+        largest = qc_largest_of_team(largest);
         float absmax = __uint_as_float(largest);
         bool up;
         coder.set(qc_inverse_absmax(absmax, &up));
@@ -467,16 +463,12 @@ qc_status launch_pairs(const block_job &job, const char *what, qc_cuda_stream s,
                          dim3(threads_per_block), 0, s, err, job);
 }
 
-bool aligned(const void *p, uintptr_t to)
-{
-    return reinterpret_cast<uintptr_t>(p) % to == 0;
-}
-
 template <bool nf4, qc_dtype dtype>
 qc_status launch(block_job job, const char *what, qc_cuda_stream s, qc_error *err)
 {
     uint64_t whole = job.n / job.block_elems;
-    if (whole > 0 && job.block_elems <= 128 && aligned(job.src, 16) && aligned(job.codes, 16)) {
+    if (whole > 0 && job.block_elems <= 128 && qc_is_aligned(job.src, 16) &&
+        qc_is_aligned(job.codes, 16)) {
         block_job pairs = job;
         pairs.blocks = whole;
         if (job.block_elems == 32)
@@ -489,8 +481,8 @@ qc_status launch(block_job job, const char *what, qc_cuda_stream s, qc_error *er
     }
     if (job.first_block == job.blocks)
         return QC_OK;
-    job.wide = aligned(job.src, 2 * sizeof(typename qc_source<dtype>::type)) &&
-               (nf4 || aligned(job.codes, 2));
+    job.wide = qc_is_aligned(job.src, 2 * sizeof(typename qc_source<dtype>::type)) &&
+               (nf4 || qc_is_aligned(job.codes, 2));
     return qc_cuda_start(
         what, job.errors ? quantize_halves<nf4, dtype, true> : quantize_halves<nf4, dtype, false>,
         dim3(qc_cuda_grid_x(job.blocks - job.first_block, 2 * warps_per_block)),

@@ -139,6 +139,17 @@ QC_DEVICE void qc_bad_at(uint64_t *bad, uint64_t index)
     atomicMin(reinterpret_cast<unsigned long long *>(bad), (unsigned long long)index);
 }
 
+/* Returns the largest over the sixteen threads of a team. All of them get it. */
+QC_DEVICE uint32_t qc_largest_of_team(uint32_t v)
+{
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        uint32_t other = __shfl_xor_sync(QC_ALL_LANES, v, mask);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
 /* Returns 1 / absmax, or 0 in a block of zeros. *up tells whether elements are to be multiplied by
  * QC_CUDA_TINY_SCALE first, by the rule for tiny blocks. */
 QC_DEVICE float qc_inverse_absmax(float absmax, bool *up)

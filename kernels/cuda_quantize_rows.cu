@@ -123,11 +123,7 @@ QC_DEVICE uint32_t load_run(const row_job &job, const run_place &p, unsigned l, 
             bits = magnitude > bits ? magnitude : bits;
         }
     }
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) {
-        uint32_t other = __shfl_xor_sync(QC_ALL_LANES, bits, mask);
-        bits = other > bits ? other : bits;
-    }
+    bits = qc_largest_of_team(bits);
     __syncwarp();
     return bits;
 }
@@ -274,8 +270,8 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
     }
     job.rows_together = job.runs_row < job.runs ? job.runs / (uint32_t)job.runs_row : 1;
     job.parts = (job.runs_row + job.runs - 1) / job.runs;
-    job.wide_src = reinterpret_cast<uintptr_t>(job.src) % 16 == 0 && job.cols * element % 16 == 0;
-    job.wide_codes = reinterpret_cast<uintptr_t>(job.codes) % 16 == 0 && job.cols % 16 == 0;
+    job.wide_src = qc_is_aligned(job.src, 16) && job.cols * element % 16 == 0;
+    job.wide_codes = qc_is_aligned(job.codes, 16) && job.cols % 16 == 0;
     dim3 grid(qc_cuda_grid_x(job.rows, job.rows_together)), block(16 * job.runs);
     size_t shared = shared_bytes_for<dtype>(job.runs);
     /* The registers allow two of the largest blocks, and as many threads in smaller ones. */

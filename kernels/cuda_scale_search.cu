@@ -180,11 +180,7 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
         }
     }
     uint32_t mine = largest;
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) {
-        uint32_t other = __shfl_xor_sync(QC_ALL_LANES, largest, mask);
-        largest = other > largest ? other : largest;
-    }
+    largest = qc_largest_of_team(largest);
     if (mine >= QC_CUDA_F32_INF)
         report_bad(job, p, l);
     bool there = largest != 0 && largest < QC_CUDA_F32_INF;
@@ -610,9 +606,9 @@ template <bool table, int chunk> qc_status launch(search_job job, qc_cuda_stream
     job.chunks = job.a.block_elems / (16 * chunk);
     QC_TRY(qc_cuda_keep_resident(search_groups<table, chunk>, sizeof(group_shared), resident,
                                  "search_blocks", err));
-    QC_LAUNCH((search_groups<table, chunk>), dim3(groups < most ? (unsigned)groups : most),
-              dim3(threads_per_block), sizeof(group_shared), s, job);
-    return qc_cuda_launched("search_blocks", err);
+    return qc_cuda_start("search_blocks", search_groups<table, chunk>,
+                         dim3(groups < most ? (unsigned)groups : most), dim3(threads_per_block),
+                         sizeof(group_shared), s, err, job);
 }
 
 template <bool table>

@@ -69,12 +69,10 @@ QC_DEVICE uint32_t qc_codes_look(const qc_codes_narrow &t, unsigned lane, uint32
     return *reinterpret_cast<const uint32_t *>(p + qc_run_row(q, 8 * b, 0x7f80u, lane * 4));
 }
 
-/* The same for a wide table whose address is a multiple of 64 KB. The byte of codes and the lane's
- * offset are then the two low bytes of the address itself, and nothing has to be added. Otherwise
- * compilers add the start of shared memory, where that is not 0 (sm_90). */
-#define QC_CODES_FIXED (64u << 10)
-
-/* `lane_address` is the table's address plus 4 * lane. */
+/* The same for a wide table whose address is a multiple of 64 KB; `lane_address` is that plus
+ * 4 * lane. The byte of codes and the lane's offset are then the two low bytes of the address
+ * itself, and nothing has to be added. Otherwise compilers add the start of shared memory, where
+ * that is not 0 (sm_90). */
 QC_DEVICE uint32_t qc_codes_look_fixed(uint32_t lane_address, uint32_t q, int b)
 {
     return qc_ld_shared_4(__byte_perm(q, lane_address, 0x7604u | (unsigned)b << 4));

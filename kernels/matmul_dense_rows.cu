@@ -6,17 +6,14 @@
  *           bytes per weight, so the kernel is bound by memory */
 #include "kernels/matmul_run.cuh"
 
+#include <type_traits>
+
 #define THREADS 128u
 
 namespace
 {
 
-template <bool nf4> struct dense_table {
-    typedef qc_run_singles type;
-};
-template <> struct dense_table<false> {
-    typedef qc_run_plain type;
-};
+template <bool nf4> using dense_table = std::conditional_t<nf4, qc_run_singles, qc_run_plain>;
 
 template <bool bf16> QC_DEVICE uint32_t rounded(qc_run_two v)
 {
@@ -30,8 +27,7 @@ __global__ void __launch_bounds__(THREADS)
     matmul_dense_rows(const qc_run_source w, uint64_t first_row, uint64_t rows, uint4 *dst,
                       uint64_t ld_units, const int *exponent)
 {
-    typedef typename dense_table<nf4>::type table;
-    QC_SHARED(table, shared);
+    QC_SHARED(dense_table<nf4>, shared);
     qc_run_fill(shared, w, threadIdx.x, THREADS);
     __syncthreads();
     uint64_t run_index = (uint64_t)blockIdx.x * THREADS + threadIdx.x, k = run_index * QC_RUN_ELEMS;
@@ -73,12 +69,10 @@ qc_status launch(const qc_matmul_weights *w, uint64_t first_row, uint64_t rows, 
     const uint64_t blocks = qc_ceil_div_u64(ld, THREADS * QC_RUN_ELEMS);
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "rows of a weight are too long for one launch");
-    const dim3 grid((unsigned)blocks, qc_cuda_grid_y(rows));
-    const size_t shared_bytes = sizeof(typename dense_table<nf4>::type);
-    uint4 *to = static_cast<uint4 *>(dst);
-    QC_LAUNCH((matmul_dense_rows<nf4, bf16>), grid, dim3(THREADS), shared_bytes, s,
-              qc_run_source_of(w), first_row, rows, to, ld / 8, exponent);
-    return qc_cuda_launched("matmul_dense_rows", err);
+    return qc_cuda_start("matmul_dense_rows", matmul_dense_rows<nf4, bf16>,
+                         dim3((unsigned)blocks, qc_cuda_grid_y(rows)), dim3(THREADS),
+                         sizeof(dense_table<nf4>), s, err, qc_run_source_of(w), first_row, rows,
+                         static_cast<uint4 *>(dst), ld / 8, exponent);
 }
 
 } /* namespace */

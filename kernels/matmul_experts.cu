@@ -69,8 +69,8 @@ extern "C" qc_status qc_experts_table_launch(const qc_weights *w, uint32_t count
                 m.w.codes = codes + (first + i) * m.w.rows * row_bytes;
             a.w[i] = qc_run_source_of(&m);
         }
-        QC_LAUNCH(matmul_experts_table, dim3(1), dim3(some), 0, s, a);
-        QC_TRY(qc_cuda_launched("matmul_experts_table", err));
+        QC_TRY(qc_cuda_start("matmul_experts_table", matmul_experts_table, dim3(1), dim3(some), 0,
+                             s, err, a));
     }
     return QC_OK;
 }

@@ -223,9 +223,8 @@ static inline qc_status qc_experts_start(Kernel *kernel, const qc_experts_call *
     if (c->n > UINT32_MAX || tiles > INT32_MAX / c->slots)
         QC_FAIL(err, QC_ERR_USAGE, "y of the experts is too large for one launch");
     QC_TRY(qc_cuda_keep_resident(kernel, shared_bytes, resident, what, err));
-    QC_LAUNCH(kernel, dim3((unsigned)tiles * c->slots), dim3(QC_EXPERTS_THREADS), shared_bytes, s,
-              *c);
-    return qc_cuda_launched(what, err);
+    return qc_cuda_start(what, kernel, dim3((unsigned)tiles * c->slots), dim3(QC_EXPERTS_THREADS),
+                         shared_bytes, s, err, *c);
 }
 
 #endif

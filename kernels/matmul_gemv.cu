@@ -32,6 +32,8 @@
 #include "kernels/matmul_experts_tile.cuh"
 #include "kernels/matmul_run.cuh"
 
+#include <type_traits>
+
 #define WARPS        8u
 #define THREADS      (32u * WARPS)
 #define TILE_K       1024u
@@ -49,15 +51,10 @@
 namespace
 {
 
-template <bool nf4> struct gemv_table {
-    typedef qc_run_pairs type;
-};
-template <> struct gemv_table<false> {
-    typedef qc_run_plain type;
-};
+template <bool nf4> using gemv_table = std::conditional_t<nf4, qc_run_pairs, qc_run_plain>;
 
 template <bool nf4, int m> struct gemv_shared {
-    typename gemv_table<nf4>::type table;
+    gemv_table<nf4> table;
     uint2 x[2][m][TILE_UNITS];
 };
 
@@ -120,7 +117,7 @@ template <bool bf16> QC_DEVICE float x_high(uint32_t two)
 /* Returns elements 2 * j and 2 * j + 1 of a run without their scale: the code's value, or the int8
  * itself. (qc_run_pair with scales of 1 would multiply by them, because nvcc keeps __fmul_rn.) */
 template <bool nf4>
-QC_DEVICE qc_run_two unscaled(const qc_run<nf4> &run, const typename gemv_table<nf4>::type &table,
+QC_DEVICE qc_run_two unscaled(const qc_run<nf4> &run, const gemv_table<nf4> &table,
                               unsigned lane_bytes, int j)
 {
     if constexpr (nf4) {
@@ -316,24 +313,17 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, 1))
         sh.rest);
 }
 
-template <bool nf4, bool aligned, int M, bool bf16>
-qc_status start(const gemv_args &a, dim3 grid, qc_cuda_stream s, qc_error *err)
+template <bool nf4, bool aligned, int M>
+qc_status start(const gemv_args &a, qc_dtype x_dtype, dim3 grid, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t shared_bytes = sizeof(gemv_shared<nf4, M>);
+    auto kernel = x_dtype == QC_DTYPE_BF16 ? matmul_gemv<nf4, aligned, M, true>
+                                           : matmul_gemv<nf4, aligned, M, false>;
     /* These are the numbers of BLOCKS_RESIDENT. Before sm_80 shared memory has no room for
      * three. */
-    QC_TRY(qc_cuda_keep_resident(matmul_gemv<nf4, aligned, M, bf16>, shared_bytes,
-                                 aligned && M == 1 ? 3 : 2, "matmul_gemv", err));
-    QC_LAUNCH((matmul_gemv<nf4, aligned, M, bf16>), grid, dim3(THREADS), shared_bytes, s, a);
-    return qc_cuda_launched("matmul_gemv", err);
-}
-
-template <bool nf4, bool aligned, int M>
-qc_status start_dtype(const gemv_args &a, qc_dtype x_dtype, dim3 grid, qc_cuda_stream s,
-                      qc_error *err)
-{
-    return x_dtype == QC_DTYPE_BF16 ? start<nf4, aligned, M, true>(a, grid, s, err)
-                                    : start<nf4, aligned, M, false>(a, grid, s, err);
+    QC_TRY(
+        qc_cuda_keep_resident(kernel, shared_bytes, aligned && M == 1 ? 3 : 2, "matmul_gemv", err));
+    return qc_cuda_start("matmul_gemv", kernel, grid, dim3(THREADS), shared_bytes, s, err, a);
 }
 
 /* Starts the kernel for m rows of x per block, 1 to 8. Where weights are not aligned, it takes the
@@ -342,13 +332,11 @@ template <bool nf4>
 qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dtype, dim3 grid,
                      qc_cuda_stream s, qc_error *err)
 {
-    static constexpr decltype(&start_dtype<nf4, true, 1>) starts[2][GEMV_M] = {
-        {start_dtype<nf4, false, 1>, start_dtype<nf4, false, 2>, start_dtype<nf4, false, 4>,
-         start_dtype<nf4, false, 4>, start_dtype<nf4, false, 8>, start_dtype<nf4, false, 8>,
-         start_dtype<nf4, false, 8>, start_dtype<nf4, false, 8>},
-        {start_dtype<nf4, true, 1>, start_dtype<nf4, true, 2>, start_dtype<nf4, true, 3>,
-         start_dtype<nf4, true, 4>, start_dtype<nf4, true, 5>, start_dtype<nf4, true, 6>,
-         start_dtype<nf4, true, 7>, start_dtype<nf4, true, 8>}};
+    static constexpr decltype(&start<nf4, true, 1>) starts[2][GEMV_M] = {
+        {start<nf4, false, 1>, start<nf4, false, 2>, start<nf4, false, 4>, start<nf4, false, 4>,
+         start<nf4, false, 8>, start<nf4, false, 8>, start<nf4, false, 8>, start<nf4, false, 8>},
+        {start<nf4, true, 1>, start<nf4, true, 2>, start<nf4, true, 3>, start<nf4, true, 4>,
+         start<nf4, true, 5>, start<nf4, true, 6>, start<nf4, true, 7>, start<nf4, true, 8>}};
     return starts[aligned][m - 1](a, x_dtype, grid, s, err);
 }
 
@@ -403,19 +391,6 @@ extern "C" qc_status qc_gemv_experts_launch(const qc_experts_call *c, qc_cuda_st
     return starts[c->nf4][c->aligned][c->x_dtype == QC_DTYPE_BF16](c, s, err);
 }
 
-static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
-{
-    uint32_t m_tile = c->plan.m_tile;
-    uint64_t first = 0, whole = c->m / m_tile * m_tile;
-    while (first < whole) {
-        uint64_t most = (uint64_t)M_CHUNK_MOST * m_tile;
-        uint64_t count = whole - first < most ? whole - first : most;
-        QC_TRY(start_range(c, first, count, s, err));
-        first += count;
-    }
-    return first < c->m ? start_range(c, first, c->m - first, s, err) : QC_OK;
-}
-
 /* Returns the shared memory of the kernel for m rows of x. Unaligned weights take that of the next
  * power of two. */
 static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
@@ -451,7 +426,13 @@ void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_mat
 
 qc_status qc_gemv_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    for (uint32_t i = 0; i < count; i++)
-        QC_TRY(launch_one(c + i, s, err));
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t m = c[i].m, tile = c[i].plan.m_tile, whole = m / tile * tile;
+        for (uint64_t first = 0; first < whole; first += M_CHUNK_MOST * tile)
+            QC_TRY(
+                start_range(c + i, first, qc_min_u64(whole - first, M_CHUNK_MOST * tile), s, err));
+        if (whole < m)
+            QC_TRY(start_range(c + i, whole, m - whole, s, err));
+    }
     return QC_OK;
 }

@@ -25,7 +25,6 @@
 #define THREADS     256u
 #define WARPS       (THREADS / 32u)
 #define SCAN_BLOCKS 1024u
-#define ROWS_MOST   QC_GRID_ROWS_MOST
 
 namespace
 {
@@ -241,7 +240,7 @@ __global__ void __launch_bounds__(THREADS)
 qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *exponents,
                                  qc_cuda_stream s, qc_error *err)
 {
-    dim3 grid((unsigned)(c->m < QC_GRID_MOST ? c->m : QC_GRID_MOST));
+    dim3 grid(qc_cuda_grid_x(c->m, 1));
     const input_args a = {
         static_cast<const uint16_t *>(c->x), c->ldx, c->m, c->k, c->plan.k_padded, out, exponents};
     return qc_cuda_launch_overlapping(
@@ -253,7 +252,7 @@ qc_status qc_matmul_image_launch(const qc_matmul_call *c, uint16_t *out, int *ex
                                  qc_cuda_stream s, qc_error *err)
 {
     uint64_t tile = c->plan.image_rows, rows = (c->m + tile - 1) / tile * tile;
-    dim3 grid((unsigned)(rows < QC_GRID_MOST ? rows : QC_GRID_MOST));
+    dim3 grid(qc_cuda_grid_x(rows, 1));
     const image_args a = {
         static_cast<const uint16_t *>(c->x), c->ldx, c->m, rows, tile, c->k, out, exponents};
     return qc_cuda_launch_overlapping(
@@ -267,26 +266,24 @@ qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_
     uint64_t scales = qc_form_scales(&w->form, w->rows * w->form.cols);
     QC_TRY(qc_cuda_fill(prepared, 0, 4 * sizeof *prepared, s, err));
     uint64_t blocks = (scales + THREADS - 1) / THREADS;
-    if (blocks) {
-        QC_LAUNCH(matmul_scale_scan, dim3((unsigned)(blocks < SCAN_BLOCKS ? blocks : SCAN_BLOCKS)),
-                  dim3(THREADS), 0, s, *w, scales, qc_run_log2(w->nested_block), prepared);
-        QC_TRY(qc_cuda_launched("matmul_scale_scan", err));
-    }
-    QC_LAUNCH(matmul_exponent, dim3(1), dim3(1), 0, s,
-              qc_form_is_table(w->form.ops) ? w->form.code_map : nullptr,
-              qc_form_reach(w->form.ops), prepared);
-    return qc_cuda_launched("matmul_exponent", err);
+    if (blocks)
+        QC_TRY(qc_cuda_start("matmul_scale_scan", matmul_scale_scan,
+                             dim3((unsigned)(blocks < SCAN_BLOCKS ? blocks : SCAN_BLOCKS)),
+                             dim3(THREADS), 0, s, err, *w, scales, qc_log2_of(w->nested_block),
+                             prepared));
+    const float *map = qc_form_is_table(w->form.ops) ? w->form.code_map : nullptr;
+    return qc_cuda_start("matmul_exponent", matmul_exponent, dim3(1), dim3(1), 0, s, err, map,
+                         qc_form_reach(w->form.ops), prepared);
 }
 
 extern "C" qc_status qc_experts_exponent_launch(const void *table, const qc_weights *w,
                                                 uint32_t count, int *exponents, qc_cuda_stream s,
                                                 qc_error *err)
 {
-    QC_LAUNCH(matmul_experts_exponent, dim3(count), dim3(THREADS), sizeof(input_shared), s,
-              static_cast<const qc_run_source *>(table),
-              qc_form_scales(&w->form, w->rows * w->form.cols), qc_form_reach(w->form.ops),
-              exponents);
-    return qc_cuda_launched("matmul_experts_exponent", err);
+    return qc_cuda_start(
+        "matmul_experts_exponent", matmul_experts_exponent, dim3(count), dim3(THREADS),
+        sizeof(input_shared), s, err, static_cast<const qc_run_source *>(table),
+        qc_form_scales(&w->form, w->rows * w->form.cols), qc_form_reach(w->form.ops), exponents);
 }
 
 qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
@@ -295,8 +292,7 @@ qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void 
     uint64_t words = row_bytes / 4, blocks = (words + THREADS - 1) / THREADS;
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "rows of codes are too long for one launch");
-    dim3 grid((unsigned)blocks, (unsigned)(w->rows < ROWS_MOST ? w->rows : ROWS_MOST));
-    QC_LAUNCH(matmul_repack, grid, dim3(THREADS), 0, s, *w, w->form.ops->bits, words,
-              static_cast<uint32_t *>(out));
-    return qc_cuda_launched("matmul_repack", err);
+    return qc_cuda_start("matmul_repack", matmul_repack,
+                         dim3((unsigned)blocks, qc_cuda_grid_y(w->rows)), dim3(THREADS), 0, s, err,
+                         *w, w->form.ops->bits, words, static_cast<uint32_t *>(out));
 }

@@ -62,9 +62,7 @@ static inline qc_status qc_mma_launch_tiles(Kernel *kernel, const qc_matmul_call
         a.m_first = done * p->m_tile;
         a.m_tiles = (uint32_t)(m_tiles - done < most ? m_tiles - done : most);
         dim3 grid((unsigned)(n_tiles * a.m_tiles), p->splits, 1);
-        dim3 block(p->threads, 1, 1);
-        QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
-        QC_TRY(qc_cuda_launched(what, err));
+        QC_TRY(qc_cuda_start(what, kernel, grid, dim3(p->threads), p->shared_bytes, s, err, a));
     }
     return QC_OK;
 }

@@ -112,12 +112,8 @@ typedef struct {
     qc_mma_args each[QC_MATMUL_GROUP_MOST];
 } group;
 
-/* Keeps the compiler from computing v again wherever it is used, which would cost more instructions
- * than the registers it saves are worth. */
-QC_DEVICE void keep(unsigned &v)
-{
-    asm volatile("" : "+r"(v));
-}
+/* Places go through qc_anew where the compiler would calculate them again wherever they are used,
+ * which would cost more instructions than the registers it saves are worth. */
 
 /* Holds the codes of one step, which are on their way. A lane has a run in each of its B tiles. */
 template <typename S> struct stage {
@@ -150,7 +146,7 @@ QC_DEVICE void runs_begin(lane_runs<S> &at, const qc_mma_args &a, const qc_mma_p
         uint64_t n = p.n0 + (warp / S::warps_k * S::b_tiles + r) * 16 + lane % 16 / 8 * 8 + line;
         n = n < a.n ? n : a.n - 1;
         at.row[r] = (unsigned)((a.w.first + n * a.w.ld + p.k_begin) / QC_RUN_ELEMS) + own;
-        keep(at.row[r]);
+        at.row[r] = qc_anew(at.row[r]);
     }
 }
 
@@ -205,10 +201,10 @@ QC_DEVICE void x_begin(x_copier<S> &c, const qc_mma_args &a, const qc_mma_part &
     c.there = qc_mma_x_of(a, p, S::row_units, thread).there;
     c.stride = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
     c.from = (unsigned)(((p.m0 + row) * a.ldx + p.k_begin) / 8) + unit;
-    keep(c.from);
+    c.from = qc_anew(c.from);
     c.to = row * S::row_units + (unit ^ (row & 3u));
     c.end = runs > unit / 4 ? runs - unit / 4 : 0;
-    keep(c.end);
+    c.end = qc_anew(c.end);
 }
 
 template <typename S>
@@ -436,8 +432,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     qc_mma_zero(sum);
     /* The bytes before a lane's first unit. Unit j of its run lies at x_at ^ 16 j. */
     unsigned x_at = (line * S::row_units + warp_k * 8 + lane % 8 / 4 * 4 + (line & 3u)) * 16;
-    keep(x_at);
-    keep(x.to);
+    x_at = qc_anew(x_at);
+    x.to = qc_anew(x.to);
     /* Multiplies the step that begins at run `first`, whose x is in a buffer. It loads the codes
      * for which `now` has room then, and x of the next step to the other buffer. ptxas needs up to
      * three registers more if this is a function, which some kernels do not have. */
@@ -511,9 +507,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     __syncthreads();
     float rest = S::scaled ? qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).b : 1.0f;
     mma884_put_sums<S>(sh.sums, sum, rest, thread);
-    unsigned block = blockIdx.x;
-    keep(block); /* computed again, so that it takes no registers before */
-    const group_part end = part_of<S>(g, block);
+    /* computed again, so that it takes no registers before */
+    const group_part end = part_of<S>(g, qc_anew(blockIdx.x));
     if constexpr (!S::scaled)
         scale_rows<S>(sh.sums, g.each[end.which], end.p, thread);
     qc_mma_finish<S::m_tile, S::n_tile>(g.each[end.which], end.p, sh.sums, thread);
@@ -615,8 +610,8 @@ qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s
             g.each[i].m_tiles = (uint32_t)now;
         }
         dim3 grid((unsigned)(n_tiles * now), p->splits, 1);
-        QC_LAUNCH(kernel, grid, dim3(p->threads, 1, 1), p->shared_bytes, s, g);
-        QC_TRY(qc_cuda_launched("matmul_mma884", err));
+        QC_TRY(qc_cuda_start("matmul_mma884", kernel, grid, dim3(p->threads), p->shared_bytes, s,
+                             err, g));
     }
     return QC_OK;
 }

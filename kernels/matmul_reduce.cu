@@ -7,8 +7,7 @@
 #include "kernels/matmul_kernels.h"
 #include "kernels/matmul_run.cuh"
 
-#define THREADS   256u
-#define ROWS_MOST QC_GRID_ROWS_MOST
+#define THREADS 256u
 
 namespace
 {
@@ -55,7 +54,7 @@ qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_
     uint64_t blocks = (c->n + THREADS - 1) / THREADS;
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "y has too many columns for one launch");
-    dim3 grid((unsigned)blocks, (unsigned)(c->m < ROWS_MOST ? c->m : ROWS_MOST));
+    dim3 grid((unsigned)blocks, qc_cuda_grid_y(c->m));
     return qc_cuda_launch_overlapping(matmul_reduce, grid, dim3(THREADS), 0, s, c->plan.overlaps,
                                       "matmul_reduce", err, *c);
 }

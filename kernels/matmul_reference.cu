@@ -9,8 +9,7 @@
 #include "kernels/matmul_run.cuh"
 #include "quant/quant_values.h"
 
-#define THREADS   128u
-#define ROWS_MOST QC_GRID_ROWS_MOST
+#define THREADS 128u
 
 namespace
 {
@@ -91,22 +90,18 @@ qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
     uint64_t blocks = (e->n + THREADS - 1) / THREADS;
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "y has too many columns for one launch");
-    dim3 grid((unsigned)blocks, (unsigned)(e->m < ROWS_MOST ? e->m : ROWS_MOST));
-    if (e->w) {
-        const qc_form_ops *ops = e->w->form.ops;
-        const code_form form = {qc_form_is_table(ops) != 0,
-                                ops->bits == 4,
-                                ops->low_first != 0,
-                                qc_form_by_rows(&e->w->form) != 0,
-                                ops->step_last != 0,
-                                ops->zero,
-                                ops->step};
-        QC_LAUNCH(matmul_reference<true>, grid, dim3(THREADS), sizeof(reference_shared), s, *e->w,
-                  form, *e);
-    } else {
-        qc_weights none = {};
-        QC_LAUNCH(matmul_reference<false>, grid, dim3(THREADS), sizeof(reference_shared), s, none,
-                  code_form{}, *e);
-    }
-    return qc_cuda_launched("matmul_reference", err);
+    const dim3 grid((unsigned)blocks, qc_cuda_grid_y(e->m));
+    if (!e->w)
+        return qc_cuda_start("matmul_reference", matmul_reference<false>, grid, dim3(THREADS),
+                             sizeof(reference_shared), s, err, qc_weights{}, code_form{}, *e);
+    const qc_form_ops *ops = e->w->form.ops;
+    const code_form form = {qc_form_is_table(ops) != 0,
+                            ops->bits == 4,
+                            ops->low_first != 0,
+                            qc_form_by_rows(&e->w->form) != 0,
+                            ops->step_last != 0,
+                            ops->zero,
+                            ops->step};
+    return qc_cuda_start("matmul_reference", matmul_reference<true>, grid, dim3(THREADS),
+                         sizeof(reference_shared), s, err, *e->w, form, *e);
 }

@@ -193,14 +193,6 @@ unsigned passes_of(const sizes &z, uint64_t m)
     return columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
 }
 
-uint32_t log_of(uint32_t least)
-{
-    uint32_t log = 0;
-    while (1u << log < least)
-        log++;
-    return log;
-}
-
 /* Decides how a block's warps share its tiles. A piece is put at half an entry besides its own: its
  * end, and the tile's. */
 void share_pieces(qc_matmul_ring *r, uint64_t entries, uint64_t tiles_each, uint32_t warps)
@@ -217,7 +209,7 @@ void share_pieces(qc_matmul_ring *r, uint64_t entries, uint64_t tiles_each, uint
             r->pieces = (uint32_t)pieces;
         }
     }
-    r->slots_log = log_of(1 + (uint32_t)qc_ceil_div_u64(warps, r->pieces));
+    r->slots_log = qc_log2_of(1 + (uint32_t)qc_ceil_div_u64(warps, r->pieces));
 }
 
 /* Lays out shared memory, of which it returns the bytes. */
@@ -245,7 +237,7 @@ int arrange(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p
     qc_matmul_ring *r = &p->ring;
     r->kind = kind_of(d, s->kind);
     r->granule = granule_of(s);
-    r->maps_log = log_of(s->parts ? s->parts : 1);
+    r->maps_log = qc_log2_of(s->parts ? s->parts : 1);
     const sizes z = sizes_for(r->kind, r->granule);
     const uint64_t entries = qc_ceil_div_u64(s->k, z.entry), tiles = qc_matmul_tiles(s, ROWS);
     const uint32_t most = z.blocks == 4 && passes_of(z, s->m) > 1 ? 12 : WARPS_MOST;
@@ -353,7 +345,7 @@ extern "C" qc_status qc_ring_launch(const qc_matmul_call *c, uint32_t count, qc_
         to->scale_codes = c[i].weights.w.absmax_codes - to->skipped;
         a.tiles += (uint32_t)qc_ceil_div_u64(c[i].n, ROWS);
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
-        a.scale_shift = to->w.block_shift - qc_run_log2(granule);
+        a.scale_shift = to->w.block_shift - qc_log2_of(granule);
         a.nested_shift = to->w.nested_shift;
         if (to->skipped || to->w.nested_shift < 3 || form->cols % z.entry || to->w.first % z.entry)
             a.together = 0;

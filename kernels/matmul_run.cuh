@@ -2,7 +2,7 @@
  *
  * A run is 32 consecutive codes k0 .. k0 + 31 of row n, where k0 is a multiple of 32: 16 bytes of
  * NF4, or 32 of int8. One thread loads a run into registers early (qc_run_load), so that many loads
- * are on their way, and turns it into numbers later (qc_run_pair, qc_run_floats, qc_run_words).
+ * are on their way, and turns it into numbers later (qc_run_pair, qc_run_word).
  * Codes never pass through shared memory.
  *
  * Loads are of 16 bytes. There are two ways to find a run; `aligned` is a template argument:
@@ -56,14 +56,6 @@ typedef struct {
     const int *exponent;
 } qc_run_source;
 
-static inline uint32_t qc_run_log2(uint32_t power_of_two)
-{
-    uint32_t shift = 0;
-    while (shift < 31 && (1u << shift) < power_of_two)
-        shift++;
-    return shift;
-}
-
 static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
 {
     const qc_weights *w = &m->w;
@@ -84,8 +76,8 @@ static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
     s.nested_map = w->nested_map;
     s.nested_offset = w->form.offset;
     s.by_row = qc_form_by_rows(&w->form);
-    s.block_shift = qc_run_log2(w->form.block_elems);
-    s.nested_shift = qc_run_log2(w->nested_block);
+    s.block_shift = qc_log2_of(w->form.block_elems);
+    s.nested_shift = qc_log2_of(w->nested_block);
     s.code_map = w->form.code_map;
     s.exponent = m->exponent;
     return s;
@@ -127,15 +119,7 @@ typedef struct alignas(128) {
     qc_run_small small;
 } qc_run_plain;
 
-/* All threads of the block call this. The barrier is left to the caller. */
-QC_DEVICE void qc_run_fill_map(qc_run_small &t, const qc_run_source &s, unsigned thread,
-                               unsigned threads)
-{
-    if (!s.absmax)
-        for (unsigned i = thread; i < 256; i += threads)
-            t.map[i] = s.nested_map[i];
-}
-
+/* All threads of the block call these. The barrier is left to the caller. */
 QC_DEVICE void qc_run_fill_codes(qc_run_small &t, const qc_run_source &s, unsigned thread)
 {
     if (s.code_map) {
@@ -152,12 +136,12 @@ QC_DEVICE void qc_run_fill_codes(qc_run_small &t, const qc_run_source &s, unsign
 QC_DEVICE void qc_run_fill_small(qc_run_small &t, const qc_run_source &s, unsigned thread,
                                  unsigned threads)
 {
-    qc_run_fill_map(t, s, thread, threads);
+    if (!s.absmax)
+        for (unsigned i = thread; i < 256; i += threads)
+            t.map[i] = s.nested_map[i];
     qc_run_fill_codes(t, s, thread);
 }
 
-/* All threads of the block call these. The tables are ready for use after a barrier, which is left
- * to the caller. */
 QC_DEVICE void qc_run_fill(qc_run_plain &t, const qc_run_source &s, unsigned thread,
                            unsigned threads)
 {
@@ -353,8 +337,7 @@ QC_DEVICE qc_run_scales qc_run_scales_of(const qc_run<nf4> &r, const qc_run_sour
 }
 
 /* Returns elements 2 * j and 2 * j + 1, where j is a constant after unrolling and `lane` is what
- * qc_run_lane returned. At k >= K they are any finite number (callers whose other factor is not
- * zero there use qc_run_floats). */
+ * qc_run_lane returned. At k >= K they are any finite number. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, const Table &t,
                                  unsigned lane, int j)
@@ -385,38 +368,6 @@ QC_DEVICE uint32_t qc_run_word(const qc_run<nf4> &r, const qc_run_scales &s, con
 {
     qc_run_two v = qc_run_pair<nf4, aligned>(r, s, t, lane, j);
     return qc_half2_of_floats(v.even, v.odd);
-}
-
-/* Gives the whole run. It is zero at k >= K. */
-template <bool nf4, bool aligned, typename Table>
-QC_DEVICE void qc_run_floats(float out[32], const qc_run<nf4> &r, const qc_run_scales &s,
-                             const Table &t, unsigned lane)
-{
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        qc_run_two v = qc_run_pair<nf4, aligned>(r, s, t, lane, j);
-        out[2 * j] = v.even;
-        out[2 * j + 1] = v.odd;
-    }
-    if (!aligned && r.count < (int)QC_RUN_ELEMS) {
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            out[i] = i < r.count ? out[i] : 0.0f;
-    }
-}
-
-/* Gives the whole run as float16. It is zero at k >= K. */
-template <bool nf4, bool aligned, typename Table>
-QC_DEVICE void qc_run_words(uint32_t out[16], const qc_run<nf4> &r, const qc_run_scales &s,
-                            const Table &t, unsigned lane)
-{
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        uint32_t v = qc_run_word<nf4, aligned>(r, s, t, lane, j);
-        if (!aligned)
-            v &= (2 * j < r.count ? 0xffffu : 0u) | (2 * j + 1 < r.count ? 0xffff0000u : 0u);
-        out[j] = v;
-    }
 }
 
 /* ---- the last steps from a float sum to y ---- */

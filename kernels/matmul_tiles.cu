@@ -318,7 +318,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         __syncthreads();
 
         float sum[S::a_tiles][S::m_parts][4];
-        zero(sum);
+        qc_mma_zero(sum);
         unsigned x_at = x_of<S>(again<S>(thread));
         constexpr int held = S::keeps_x ? 1 : S::a_tiles; /* A tiles whose codes are in registers */
         tile_codes<S> codes[held];
@@ -418,9 +418,9 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_tiles", err));
     tiles_args a = args_of(c, count);
-    dim3 grid((unsigned)qc_ceil_div_u64(a.units, a.worker_steps), 1, 1), block(p->threads, 1, 1);
-    QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
-    return qc_cuda_launched("matmul_tiles", err);
+    return qc_cuda_start("matmul_tiles", kernel,
+                         dim3((unsigned)qc_ceil_div_u64(a.units, a.worker_steps)), dim3(p->threads),
+                         p->shared_bytes, s, err, a);
 }
 
 template <kind what, memory in>

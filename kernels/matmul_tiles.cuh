@@ -4,6 +4,7 @@
 #define QC_KERNELS_MATMUL_TILES_CUH
 
 #include "kernels/matmul_codes.cuh"
+#include "kernels/matmul_mma.cuh"
 #include "kernels/matmul_run.cuh"
 #include "kernels/matmul_share.cuh"
 
@@ -230,13 +231,12 @@ QC_DEVICE void codes_load(tile_codes<S> &c, const uint4 *codes, unsigned at, int
 }
 
 /* Looks up the two codes of byte b of q. `look` is the lane or, for the wide table, the address of
- * the lane's column, whose byte 1 is zero. The byte of codes takes that place, which makes the
- * whole address. */
+ * the lane's column. */
 template <typename S>
 QC_DEVICE uint32_t codes_look(const typename S::shared &sh, unsigned look, uint32_t q, int b)
 {
     if constexpr (S::wide)
-        return qc_ld_shared_4(__byte_perm(q, look, 0x7604u | (unsigned)b << 4));
+        return qc_codes_look_fixed(look, q, b);
     else
         return qc_codes_look(sh.narrow, look, q, b);
 }
@@ -284,17 +284,6 @@ template <typename S> QC_DEVICE float2 scales_of(const float *scales, int tile)
         return *reinterpret_cast<const float2 *>(scales + tile * 16);
     (void)scales, (void)tile;
     return make_float2(1.0f, 1.0f);
-}
-
-template <int tiles, int parts> QC_DEVICE void zero(float (&sum)[tiles][parts][4])
-{
-#pragma unroll
-    for (int r = 0; r < tiles; r++)
-#pragma unroll
-        for (int i = 0; i < parts; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sum[r][i][e] = 0.0f;
 }
 
 template <typename S>
