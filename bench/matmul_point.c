@@ -349,13 +349,30 @@ static void put_row(const player *cublas, const player *ours, uint32_t rounds, m
     (void)fputc('\n', stderr);
 }
 
+/* Sets *out to the spread of the ratios of / c, round by round. */
+static qc_status ratio_of(qc_spread *out, const qc_timed *c, const qc_timed *of, uint32_t rounds,
+                          qc_error *err)
+{
+    uint32_t count = 0;
+    double *ratios = NULL;
+    QC_TRY(qc_calloc(&ratios, rounds, sizeof(double), err));
+    for (uint32_t r = 0; r < rounds; r++) {
+        double mine = c->us[2 * r] + c->us[2 * r + 1];
+        if (mine > 0)
+            ratios[count++] = (of->us[2 * r] + of->us[2 * r + 1]) / mine;
+    }
+    *out = qc_spread_of(ratios, count);
+    qc_free(ratios);
+    return QC_OK;
+}
+
 /* Ratios come first, because medians put the samples in another order. */
 static qc_status put_rows(player *p, uint32_t count, uint32_t rounds, qc_error *err)
 {
     mb_row rows[CONTENDERS] = {{0}};
     for (uint32_t i = 1; i < count; i++)
         if (is_right(&p[i]) && is_right(&p[0]))
-            QC_TRY(qc_timed_ratio(&rows[i].ours.ratio, &p[i].c, &p[0].c, rounds, err));
+            QC_TRY(ratio_of(&rows[i].ours.ratio, &p[i].c, &p[0].c, rounds, err));
     const qc_spread dense = is_right(&p[0]) ? qc_spread_of(p[0].c.us, 2 * rounds) : (qc_spread){0};
     for (uint32_t i = 1; i < count; i++) {
         rows[i].dense = dense;

@@ -69,23 +69,6 @@ void qc_cuda_device_count(int *count, char *why, size_t why_bytes)
     given_back(code);
 }
 
-static qc_status attribute(uint64_t *out, enum cudaDeviceAttr which, int index, qc_error *err)
-{
-    int value = 0;
-    QC_TRY(qc_cuda_check(cudaDeviceGetAttribute(&value, which, index),
-                         "asking for a device's properties", err));
-    *out = value > 0 ? (uint64_t)value : 0;
-    return QC_OK;
-}
-
-/* CUDA writes the hexadecimal digits of a bus in capitals, but the kernel and NVML do not. */
-static void lower_case(char *s)
-{
-    for (; *s; s++)
-        if (*s >= 'A' && *s <= 'F')
-            *s = (char)(*s - 'A' + 'a');
-}
-
 static qc_status read_facts(qc_cuda_device *d, qc_error *err)
 {
     struct cudaDeviceProp properties;
@@ -103,8 +86,12 @@ static qc_status read_facts(qc_cuda_device *d, qc_error *err)
         {&threads, cudaDevAttrMaxThreadsPerMultiProcessor},
         {&warp, cudaDevAttrWarpSize},
     };
-    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
-        QC_TRY(attribute(facts[i].value, facts[i].which, d->index, err));
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
+        int value = 0;
+        QC_TRY(qc_cuda_check(cudaDeviceGetAttribute(&value, facts[i].which, d->index),
+                             "asking for a device's properties", err));
+        *facts[i].value = value > 0 ? (uint64_t)value : 0;
+    }
     QC_TRY(qc_cuda_check(cudaGetDeviceProperties(&properties, d->index),
                          "asking for a device's name", err));
     QC_TRY(qc_cuda_check(cudaDeviceGetPCIBusId(d->pci, (int)sizeof d->pci, d->index),
@@ -114,7 +101,10 @@ static qc_status read_facts(qc_cuda_device *d, qc_error *err)
     QC_TRY(qc_cuda_check(cudaRuntimeGetVersion(&d->runtime_version),
                          "asking for the runtime's version", err));
     (void)snprintf(d->name, sizeof d->name, "%.*s", (int)sizeof d->name - 1, properties.name);
-    lower_case(d->pci);
+    /* CUDA writes the hexadecimal digits of a bus in capitals, but the kernel and NVML do not. */
+    for (char *c = d->pci; *c; c++)
+        if (*c >= 'A' && *c <= 'F')
+            *c = (char)(*c - 'A' + 'a');
     d->memory_bytes = properties.totalGlobalMem;
     d->sm = (unsigned)(major * 10 + minor);
     d->multiprocessors = (unsigned)multiprocessors;
@@ -195,16 +185,23 @@ qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-qc_status(qc_cuda_malloc)(void *out, size_t bytes, qc_error *err)
+static qc_status allocate(void *out, size_t bytes, int pinned, qc_error *err)
 {
     char what[96];
     void *p = NULL;
-    qc_status st = QC_OK;
-    (void)snprintf(what, sizeof what, "allocating %zu bytes of device memory", bytes);
+    cudaError_t code = cudaSuccess;
+    /* Portable memory is pinned for every device, not only the current one. */
     if (bytes > 0)
-        st = qc_cuda_check(cudaMalloc(&p, bytes), what, err);
+        code = pinned ? cudaHostAlloc(&p, bytes, cudaHostAllocPortable) : cudaMalloc(&p, bytes);
+    (void)snprintf(what, sizeof what, "allocating %zu bytes of %s memory", bytes,
+                   pinned ? "pinned" : "device");
     memcpy(out, &p, sizeof p);
-    return st;
+    return qc_cuda_check(code, what, err);
+}
+
+qc_status(qc_cuda_malloc)(void *out, size_t bytes, qc_error *err)
+{
+    return allocate(out, bytes, 0, err);
 }
 
 void qc_cuda_free(void *p)
@@ -215,15 +212,7 @@ void qc_cuda_free(void *p)
 
 qc_status(qc_cuda_host_malloc)(void *out, size_t bytes, qc_error *err)
 {
-    char what[96];
-    void *p = NULL;
-    qc_status st = QC_OK;
-    (void)snprintf(what, sizeof what, "allocating %zu bytes of pinned memory", bytes);
-    /* Portable memory is pinned for every device, not only the current one. */
-    if (bytes > 0)
-        st = qc_cuda_check(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), what, err);
-    memcpy(out, &p, sizeof p);
-    return st;
+    return allocate(out, bytes, 1, err);
 }
 
 void qc_cuda_host_free(void *p)

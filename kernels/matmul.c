@@ -26,18 +26,13 @@ static int is_repacked(const qc_weights *w)
            (w->form.cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
 }
 
-static uint64_t repacked_row_bytes(const qc_weights *w)
-{
-    uint64_t runs = qc_ceil_div_u64(w->form.cols, 32);
-    return qc_sat_mul(runs, qc_form_code_bytes(&w->form, 32));
-}
-
 uint64_t qc_matmul_prepared_bytes(const qc_weights *w)
 {
     if (!w || !w->form.ops)
         return UINT64_MAX;
     return qc_sat_add(PREPARED_BYTES,
-                      is_repacked(w) ? qc_sat_mul(w->rows, repacked_row_bytes(w)) : 0);
+                      is_repacked(w) ? qc_sat_mul(w->rows, qc_matmul_repacked_row_bytes(&w->form))
+                                     : 0);
 }
 
 qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memory,
@@ -56,7 +51,7 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memor
     QC_TRY(qc_matmul_exponent_launch(w, memory, s, err));
     if (is_repacked(w)) {
         unsigned char *codes = (unsigned char *)memory + PREPARED_BYTES;
-        out->row_bytes = repacked_row_bytes(w);
+        out->row_bytes = qc_matmul_repacked_row_bytes(&w->form);
         out->w.codes = codes;
         QC_TRY(qc_matmul_repack_launch(w, out->row_bytes, codes, s, err));
     }
@@ -185,29 +180,6 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
     return QC_OK;
 }
 
-static qc_matmul_call call_of(const qc_matmul_weights *w, const qc_matmul_io *io)
-{
-    qc_matmul_call c;
-    memset(&c, 0, sizeof c);
-    c.weights = *w;
-    c.m = io->m;
-    c.n = w->part.rows;
-    c.k = w->part.cols;
-    c.x = io->x;
-    c.x_dtype = io->x_dtype;
-    c.ldx = io->ldx ? io->ldx : c.k;
-    c.out = (qc_matmul_output){.y = io->y,
-                               .ldy = io->ldy ? io->ldy : c.n,
-                               .bias = io->bias,
-                               .gate = io->gate,
-                               .residual = io->residual,
-                               .ldg = io->ldg ? io->ldg : c.n,
-                               .ldr = io->ldr ? io->ldr : c.n,
-                               .dtype = io->y_dtype,
-                               .act = io->act};
-    return c;
-}
-
 static qc_status check_workspace(const void *workspace, uint64_t bytes, qc_error *err)
 {
     if ((uintptr_t)workspace % 256)
@@ -217,8 +189,7 @@ static qc_status check_workspace(const void *workspace, uint64_t bytes, qc_error
     return QC_OK;
 }
 
-/* ---- planning: weights that share x, in as few launches as they allow
- * ------------------------- */
+/* ---- planning: weights that share x, in as few launches as they allow --------------------- */
 
 static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
 {
@@ -395,8 +366,24 @@ static qc_status launch_planned(const qc_matmul *h, const qc_matmul_planned *pla
         for (; i < planned->set[set].end; i++) {
             if (io->m == 0 || w[i]->part.rows == 0)
                 continue;
-            c[calls] = call_of(w[i], io + i);
-            c[calls++].plan = planned->set[set].plan;
+            const uint64_t n = w[i]->part.rows, k = w[i]->part.cols;
+            c[calls++] = (qc_matmul_call){.plan = planned->set[set].plan,
+                                          .weights = *w[i],
+                                          .m = io[i].m,
+                                          .n = n,
+                                          .k = k,
+                                          .x = io[i].x,
+                                          .x_dtype = io[i].x_dtype,
+                                          .ldx = ldx_of(io + i, k),
+                                          .out = {.y = io[i].y,
+                                                  .ldy = io[i].ldy ? io[i].ldy : n,
+                                                  .bias = io[i].bias,
+                                                  .gate = io[i].gate,
+                                                  .residual = io[i].residual,
+                                                  .ldg = io[i].ldg ? io[i].ldg : n,
+                                                  .ldr = io[i].ldr ? io[i].ldr : n,
+                                                  .dtype = io[i].y_dtype,
+                                                  .act = io[i].act}};
         }
         if (calls)
             QC_TRY(launch(h, c, calls, workspace, workspace_bytes, s, err));

@@ -28,9 +28,8 @@ static uint64_t repacked_row_bytes(const qc_weights *w, uint32_t count)
     uintptr_t addresses = 0;
     for (uint32_t i = 0; i < count; i++)
         addresses |= (uintptr_t)w[i].codes;
-    if (w->form.cols % 32 == 0 && addresses % 16 == 0)
-        return 0;
-    return qc_sat_mul(qc_ceil_div_u64(w->form.cols, 32), qc_form_code_bytes(&w->form, 32));
+    return w->form.cols % 32 == 0 && addresses % 16 == 0 ? 0
+                                                         : qc_matmul_repacked_row_bytes(&w->form);
 }
 
 uint64_t qc_matmul_experts_bytes(const qc_weights *w, uint32_t count)
@@ -41,8 +40,13 @@ uint64_t qc_matmul_experts_bytes(const qc_weights *w, uint32_t count)
     return qc_sat_add(codes_at(count), qc_sat_mul(count, qc_sat_mul(w->rows, row_bytes)));
 }
 
-static qc_status check_alike(const qc_weights *w, uint32_t count, qc_error *err)
+qc_status qc_matmul_experts_prepare(const qc_matmul *h, const qc_weights *w, uint32_t count,
+                                    void *memory, qc_matmul_experts *out, qc_cuda_stream s,
+                                    qc_error *err)
 {
+    QC_TRY(qc_matmul_here(h, err));
+    if (!w || !out)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_experts_prepare: %s is NULL", w ? "out" : "w");
     for (uint32_t i = 0; i < count; i++) {
         QC_TRY(qc_matmul_check_weights(w + i, err));
         if (w[i].form.ops->integer)
@@ -60,17 +64,6 @@ static qc_status check_alike(const qc_weights *w, uint32_t count, qc_error *err)
     }
     if (count == 0 || w->rows == 0 || w->form.cols == 0)
         QC_FAIL(err, QC_ERR_USAGE, "there are no experts, or they have no elements");
-    return QC_OK;
-}
-
-qc_status qc_matmul_experts_prepare(const qc_matmul *h, const qc_weights *w, uint32_t count,
-                                    void *memory, qc_matmul_experts *out, qc_cuda_stream s,
-                                    qc_error *err)
-{
-    QC_TRY(qc_matmul_here(h, err));
-    if (!w || !out)
-        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_experts_prepare: %s is NULL", w ? "out" : "w");
-    QC_TRY(check_alike(w, count, err));
     if (!memory || (uintptr_t)memory % ALIGN)
         QC_FAIL(err, QC_ERR_USAGE, "the memory for experts is not 256-byte aligned");
     const uint64_t row_bytes = repacked_row_bytes(w, count);
@@ -132,25 +125,10 @@ static qc_status check_experts_io(const qc_matmul_experts *w, const qc_matmul_ex
     return QC_OK;
 }
 
-static qc_status choose(const qc_matmul *h, const qc_matmul_experts *w, uint64_t max_rows,
-                        qc_matmul_path *path, qc_error *err)
-{
-    unsigned sm = h->device.sm;
-    if (*path == QC_MATMUL_AUTO)
-        *path = max_rows <= w->count || sm < 70 ? QC_MATMUL_GEMV
-                : sm < 80                       ? QC_MATMUL_MMA_884
-                                                : QC_MATMUL_MMA_16816;
-    if (*path != QC_MATMUL_GEMV && *path != QC_MATMUL_MMA_884 && *path != QC_MATMUL_MMA_16816)
-        QC_FAIL(err, QC_ERR_USAGE, "experts cannot be multiplied by path %s",
-                qc_matmul_path_name(*path));
-    if (*path != QC_MATMUL_GEMV && sm < (*path == QC_MATMUL_MMA_884 ? 70 : 80))
-        QC_FAIL(err, QC_ERR_USAGE, "path %s needs a newer device than this one of sm_%u",
-                qc_matmul_path_name(*path), sm);
-    return QC_OK;
-}
-
+/* Decides the tiles, too. There may be as many as rows or experts, whichever are fewer, and one
+ * more for each further m_tile rows. */
 static qc_experts_call call_of(const qc_matmul *h, const qc_matmul_experts *w,
-                               const qc_matmul_experts_io *io)
+                               const qc_matmul_experts_io *io, qc_matmul_path path)
 {
     const uint64_t k = w->form.cols;
     qc_experts_call c = {.table = w->table,
@@ -173,20 +151,14 @@ static qc_experts_call call_of(const qc_matmul *h, const qc_matmul_experts *w,
                          .bias = io->bias,
                          .fault = h->fault};
     c.x_aligned = ((uintptr_t)c.x | c.ldx * 2) % 16 == 0;
+    uint32_t each = (c.max_rows + c.count - 1) / c.count;
+    c.m_tile = path == QC_MATMUL_GEMV                      ? 1
+               : each <= SMALL_TILE                        ? SMALL_TILE
+               : path == QC_MATMUL_MMA_16816 && !c.aligned ? SMALL_TILE
+                                                           : LARGE_TILE;
+    uint32_t used = c.max_rows < c.count ? c.max_rows : c.count;
+    c.slots = used + (c.max_rows - used) / c.m_tile;
     return c;
-}
-
-/* Decides the tiles. There may be as many as rows or experts, whichever are fewer, and one more for
- * each further m_tile rows. */
-static void tile(qc_experts_call *c, qc_matmul_path path)
-{
-    uint32_t each = (c->max_rows + c->count - 1) / c->count;
-    c->m_tile = path == QC_MATMUL_GEMV                       ? 1
-                : each <= SMALL_TILE                         ? SMALL_TILE
-                : path == QC_MATMUL_MMA_16816 && !c->aligned ? SMALL_TILE
-                                                             : LARGE_TILE;
-    uint32_t used = c->max_rows < c->count ? c->max_rows : c->count;
-    c->slots = used + (c->max_rows - used) / c->m_tile;
 }
 
 /* Lays x out as float16 in aligned rows of padded(w) elements. */
@@ -224,12 +196,21 @@ qc_status qc_matmul_run_experts(const qc_matmul *h, const qc_matmul_experts *w,
     if (!w || !io || !w->table)
         QC_FAIL(err, QC_ERR_USAGE, "experts: %s",
                 io ? "the weights were not made ready" : "io is NULL");
-    QC_TRY(choose(h, w, io->max_rows, &path, err));
+    const unsigned sm = h->device.sm;
+    if (path == QC_MATMUL_AUTO)
+        path = io->max_rows <= w->count || sm < 70 ? QC_MATMUL_GEMV
+               : sm < 80                           ? QC_MATMUL_MMA_884
+                                                   : QC_MATMUL_MMA_16816;
+    if (path != QC_MATMUL_GEMV && path != QC_MATMUL_MMA_884 && path != QC_MATMUL_MMA_16816)
+        QC_FAIL(err, QC_ERR_USAGE, "experts cannot be multiplied by path %s",
+                qc_matmul_path_name(path));
+    if (path != QC_MATMUL_GEMV && sm < (path == QC_MATMUL_MMA_884 ? 70 : 80))
+        QC_FAIL(err, QC_ERR_USAGE, "path %s needs a newer device than this one of sm_%u",
+                qc_matmul_path_name(path), sm);
     if (io->max_rows == 0)
         return QC_OK;
     QC_TRY(check_experts_io(w, io, err));
-    qc_experts_call c = call_of(h, w, io);
-    tile(&c, path);
+    qc_experts_call c = call_of(h, w, io, path);
     if (path == QC_MATMUL_GEMV)
         return qc_gemv_experts_launch(&c, s, err);
     if (c.x_dtype == QC_DTYPE_BF16 || c.k % 32 != 0 || !c.x_aligned)

@@ -11,44 +11,6 @@
 
 /* ---- making and ending ----------------------------------------------------------------------- */
 
-static qc_status make_side(qc_matmul_side *side, qc_error *err)
-{
-    QC_TRY(qc_cuda_stream_create(&side->stream, err));
-    QC_TRY(qc_cuda_event_create(&side->forked, 0, err));
-    return qc_cuda_event_create(&side->ready, 0, err);
-}
-
-static void end_side(qc_matmul_side *side)
-{
-    qc_cuda_event_destroy(side->ready);
-    qc_cuda_event_destroy(side->forked);
-    qc_cuda_stream_destroy(side->stream);
-}
-
-/* Call it with h's device current. */
-static qc_status make_parts(qc_matmul *h, qc_error *err)
-{
-    void *word = NULL;
-    QC_TRY(qc_cuda_host_malloc(&word, sizeof *h->fault, err));
-    h->fault = word;
-    *h->fault = 0;
-    /* Without cuBLAS every shape still has a path. */
-    if (qc_cublas_open(&h->gemm, h->device.runtime_version, &h->no_gemm) != QC_OK) {
-        h->gemm = NULL;
-        return QC_OK;
-    }
-    QC_TRY(make_side(&h->side[0], err));
-    return make_side(&h->side[1], err);
-}
-
-static void end_parts(qc_matmul *h)
-{
-    qc_cublas_close(h->gemm);
-    end_side(&h->side[0]);
-    end_side(&h->side[1]);
-    qc_cuda_host_free(h->fault);
-}
-
 /* Makes h's device current and stores in *before which one was; back() returns to it, and does
  * nothing if it was h's own. */
 static qc_status go_to(const qc_matmul *h, qc_cuda_device *before, qc_error *err)
@@ -60,6 +22,24 @@ static qc_status go_to(const qc_matmul *h, qc_cuda_device *before, qc_error *err
 static qc_status go_back(const qc_matmul *h, const qc_cuda_device *before, qc_error *err)
 {
     return before->index == h->device.index ? QC_OK : qc_cuda_use(before, err);
+}
+
+/* Call it with h's device current. */
+static qc_status make_parts(qc_matmul *h, qc_error *err)
+{
+    QC_TRY(qc_cuda_host_malloc(&h->fault, sizeof *h->fault, err));
+    *h->fault = 0;
+    /* Without cuBLAS every shape still has a path. */
+    if (qc_cublas_open(&h->gemm, h->device.runtime_version, &h->no_gemm) != QC_OK) {
+        h->gemm = NULL;
+        return QC_OK;
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        QC_TRY(qc_cuda_stream_create(&h->side[i].stream, err));
+        QC_TRY(qc_cuda_event_create(&h->side[i].forked, 0, err));
+        QC_TRY(qc_cuda_event_create(&h->side[i].ready, 0, err));
+    }
+    return QC_OK;
 }
 
 qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err)
@@ -94,7 +74,13 @@ void qc_matmul_destroy(qc_matmul *h)
     /* cuBLAS must end with the device current for which it was made. Without any device there is no
      * cuBLAS. */
     int went = h->fault && go_to(h, &before, NULL) == QC_OK;
-    end_parts(h);
+    qc_cublas_close(h->gemm);
+    for (unsigned i = 0; i < 2; i++) {
+        qc_cuda_event_destroy(h->side[i].ready);
+        qc_cuda_event_destroy(h->side[i].forked);
+        qc_cuda_stream_destroy(h->side[i].stream);
+    }
+    qc_cuda_host_free(h->fault);
     if (went)
         (void)go_back(h, &before, NULL);
     qc_free(h);
@@ -148,6 +134,11 @@ qc_status qc_matmul_here(const qc_matmul *h, qc_error *err)
                 "choose the handle's with qc_cuda_use",
                 h->device.index, current);
     return QC_OK;
+}
+
+uint64_t qc_matmul_repacked_row_bytes(const qc_form *form)
+{
+    return qc_sat_mul(qc_ceil_div_u64(form->cols, 32), qc_form_code_bytes(form, 32));
 }
 
 static int is_power_of_two(uint32_t v)

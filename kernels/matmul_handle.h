@@ -32,6 +32,9 @@ struct qc_matmul {
  * device. */
 QC_NODISCARD qc_status qc_matmul_here(const qc_matmul *h, qc_error *err);
 
+/* Returns the bytes of a row of codes that is laid out anew. */
+uint64_t qc_matmul_repacked_row_bytes(const qc_form *form);
+
 QC_NODISCARD qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err);
 /* Checks dtypes, strides and overflow; with pointers also x, y and bias. */
 QC_NODISCARD qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k,

@@ -238,17 +238,6 @@ static int fits(const qc_matmul_plan *p, uint64_t limit_bytes)
     return p->workspace_bytes != UINT64_MAX && (!limit_bytes || p->workspace_bytes <= limit_bytes);
 }
 
-static qc_status too_large(const qc_matmul_plan *p, uint64_t limit_bytes, qc_error *err)
-{
-    if (p->workspace_bytes == UINT64_MAX)
-        QC_FAIL(err, QC_ERR_USAGE, "the workspace would overflow 64 bits");
-    QC_FAIL(err, QC_ERR_USAGE,
-            "path %s needs a workspace of at least %" PRIu64 " bytes here, but %" PRIu64
-            " are allowed",
-            qc_matmul_path_name(p->path), p->workspace_bytes,
-            limit_bytes == QC_MATMUL_NO_WORKSPACE ? 0 : limit_bytes);
-}
-
 /* Plans the tensor-core kernels and the GEMV: K is split less until the partial sums fit. */
 static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                        qc_matmul_plan *p)
@@ -353,16 +342,6 @@ static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matm
     plan_choice(d, s, &(qc_matmul_choice){path, 0, 0}, limit_bytes, p);
 }
 
-/* Makes the plan of the shape's own choice. Returns 0 where there is none or it is not possible. */
-static int plan_chosen(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
-                       qc_matmul_plan *p)
-{
-    if (s->choice.path == QC_MATMUL_AUTO || check_path(d, s, s->choice.path, NULL) != QC_OK)
-        return 0;
-    plan_choice(d, s, &s->choice, limit_bytes, p);
-    return fits(p, limit_bytes);
-}
-
 qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shape *shape,
                               qc_matmul_path path, uint64_t limit_bytes, qc_matmul_plan *out,
                               qc_error *err)
@@ -376,8 +355,12 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     if (shape->k > UINT64_MAX / 4 || shape->n > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 shape->n, shape->k);
-    if (path == QC_MATMUL_AUTO && plan_chosen(device, shape, limit_bytes, out))
-        return QC_OK;
+    if (path == QC_MATMUL_AUTO && shape->choice.path != QC_MATMUL_AUTO &&
+        check_path(device, shape, shape->choice.path, NULL) == QC_OK) {
+        plan_choice(device, shape, &shape->choice, limit_bytes, out);
+        if (fits(out, limit_bytes))
+            return QC_OK;
+    }
     qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape, 1) : path;
     plan_path(device, shape, chosen, limit_bytes, out);
     if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_WGMMA) {
@@ -390,9 +373,15 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM &&
         !is_only_dequantized(shape))
         plan_path(device, shape, tensor_path(device), limit_bytes, out);
-    if (!fits(out, limit_bytes))
-        return too_large(out, limit_bytes, err);
-    return QC_OK;
+    if (fits(out, limit_bytes))
+        return QC_OK;
+    if (out->workspace_bytes == UINT64_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "the workspace would overflow 64 bits");
+    QC_FAIL(err, QC_ERR_USAGE,
+            "path %s needs a workspace of at least %" PRIu64 " bytes here, but %" PRIu64
+            " are allowed",
+            qc_matmul_path_name(out->path), out->workspace_bytes,
+            limit_bytes == QC_MATMUL_NO_WORKSPACE ? 0 : limit_bytes);
 }
 
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,

@@ -30,21 +30,6 @@ static qc_status load_put(void *ctx, unsigned worker, const qc_reader_tensor *t,
                                bytes, err);
 }
 
-static qc_status place_all(gpu_load *l, const qc_reader_device *d,
-                           const qc_gpu_load_options *options, qc_error *err)
-{
-    QC_TRY(qc_calloc(&l->places, d->tensor_count, sizeof *l->places, err));
-    for (size_t i = 0; i < d->tensor_count; i++) {
-        const qc_reader_tensor *t = &d->tensors[i];
-        l->places[i] = options->place(options->ctx, t);
-        if (!l->places[i] && t->bytes > 0)
-            QC_FAIL(err, QC_ERR_NOMEM,
-                    "tensor '%s' in %s: the caller gave no memory for its %" PRIu64 " bytes",
-                    t->name, t->shard, t->bytes);
-    }
-    return QC_OK;
-}
-
 static qc_status run_load(gpu_load *l, const qc_reader *r, size_t device, int gpu,
                           const qc_gpu_load_options *options, qc_error *err)
 {
@@ -54,7 +39,15 @@ static qc_status run_load(gpu_load *l, const qc_reader *r, size_t device, int gp
     qc_cuda_device cuda;
     QC_TRY(qc_cuda_device_open(&cuda, gpu, err));
     QC_TRY(qc_cuda_use(&cuda, err));
-    QC_TRY(place_all(l, d, options, err));
+    QC_TRY(qc_calloc(&l->places, d->tensor_count, sizeof *l->places, err));
+    for (size_t i = 0; i < d->tensor_count; i++) {
+        const qc_reader_tensor *t = &d->tensors[i];
+        l->places[i] = options->place(options->ctx, t);
+        if (!l->places[i] && t->bytes > 0)
+            QC_FAIL(err, QC_ERR_NOMEM,
+                    "tensor '%s' in %s: the caller gave no memory for its %" PRIu64 " bytes",
+                    t->name, t->shard, t->bytes);
+    }
     if (d->max_piece_bytes == 0)
         return QC_OK;
     if (threads == 0)

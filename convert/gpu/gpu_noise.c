@@ -4,16 +4,6 @@
 #include "convert/gpu/gpu_timing.h"
 #include "quant/quant_half.h"
 
-/* The sum of four uniform numbers. It has a bell shape with standard deviation 1, without the tails
- * of a normal distribution, and it is fast enough to make millions. */
-static float next_bell(uint64_t *state)
-{
-    uint64_t v = qc_random_next(state);
-    int sum = (int)(v & 0xffff) + (int)(v >> 16 & 0xffff) + (int)(v >> 32 & 0xffff) +
-              (int)(v >> 48) - 2 * 0xffff;
-    return (float)sum * (float)(1.7320508075688772 / 65536); /* the variance of four is 1/3 */
-}
-
 qc_status qc_gpu_noise_make(qc_gpu_noise *p, uint64_t unique, double deviation, qc_dtype dtype,
                             uint64_t seed, qc_cuda_stream s, qc_error *err)
 {
@@ -22,7 +12,13 @@ qc_status qc_gpu_noise_make(qc_gpu_noise *p, uint64_t unique, double deviation, 
     *p = (qc_gpu_noise){.unique = unique, .dtype = dtype};
     QC_TRY(qc_calloc(&p->host, (size_t)unique, sizeof *p->host, err));
     for (uint64_t i = 0; i < unique; i++) {
-        float v = next_bell(&state) * scale;
+        /* The sum of four uniform numbers. It has a bell shape with standard deviation 1 (the
+         * variance of four is 1/3), without the tails of a normal distribution, and it is fast
+         * enough to make millions. */
+        const uint64_t r = qc_random_next(&state);
+        const int sum = (int)(r & 0xffff) + (int)(r >> 16 & 0xffff) + (int)(r >> 32 & 0xffff) +
+                        (int)(r >> 48) - 2 * 0xffff;
+        const float bell = (float)sum * (float)(1.7320508075688772 / 65536), v = bell * scale;
         p->host[i] = dtype == QC_DTYPE_F16 ? qc_f16_from_f32(v) : qc_bf16_from_f32(v);
     }
     QC_TRY(qc_cuda_malloc(&p->device, (size_t)unique * sizeof *p->host, err));

@@ -77,23 +77,6 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
     return l;
 }
 
-static void free_ring(qc_gpu_ring *r)
-{
-    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
-        /* Nothing may still write to the memory that is given back. A stream that fails has
-         * stopped. */
-        if (r->slots[i].stream && qc_cuda_stream_synchronize(r->slots[i].stream, NULL) != QC_OK)
-            continue;
-    }
-    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
-        qc_cuda_event_destroy(r->slots[i].done);
-        qc_cuda_stream_destroy(r->slots[i].stream);
-    }
-    qc_cuda_host_free(r->pinned);
-    qc_cuda_free(r->memory);
-    qc_cuda_free(r->device_tables);
-}
-
 /* Allocates the memory of all slots, or nothing. */
 static qc_status take_memory(qc_gpu_ring *r, size_t slot_bytes, qc_error *err)
 {
@@ -118,43 +101,51 @@ static qc_status take_memory(qc_gpu_ring *r, size_t slot_bytes, qc_error *err)
     return QC_OK;
 }
 
-static qc_status set_up(qc_gpu_ring *r, size_t slot_bytes, size_t min_bytes, qc_error *err)
-{
-    QC_TRY(qc_cuda_use(&r->device, err));
-    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
-        QC_TRY(qc_cuda_stream_create(&r->slots[i].stream, err));
-        QC_TRY(qc_cuda_event_create(&r->slots[i].done, 0, err));
-    }
-    for (;;) {
-        qc_status st = take_memory(r, slot_bytes, err);
-        if (st != QC_ERR_NOMEM || slot_bytes / 2 < min_bytes)
-            return st;
-        slot_bytes /= 2;
-    }
-}
-
 static void ring_destroy(qc_gpu_ring *r)
 {
     if (!r)
         return;
-    free_ring(r);
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
+        /* Nothing may still write to the memory that is given back. A stream that fails has
+         * stopped. */
+        if (r->slots[i].stream && qc_cuda_stream_synchronize(r->slots[i].stream, NULL) != QC_OK)
+            continue;
+    }
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
+        qc_cuda_event_destroy(r->slots[i].done);
+        qc_cuda_stream_destroy(r->slots[i].stream);
+    }
+    qc_cuda_host_free(r->pinned);
+    qc_cuda_free(r->memory);
+    qc_cuda_free(r->device_tables);
     qc_free(r);
 }
 
 static qc_status ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
                              size_t min_bytes, qc_error *err)
 {
-    *out = NULL;
     qc_gpu_ring *r = NULL;
-    QC_TRY(qc_calloc(&r, 1, sizeof **out, err));
+    qc_status st;
+    *out = NULL;
+    QC_TRY(qc_calloc(&r, 1, sizeof *r, err));
     r->device = *device;
-    qc_status st = set_up(r, slot_bytes, min_bytes, err);
-    if (st != QC_OK) {
-        ring_destroy(r);
-        return st;
+    QC_TRY_GOTO(st, failed, qc_cuda_use(&r->device, err));
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
+        QC_TRY_GOTO(st, failed, qc_cuda_stream_create(&r->slots[i].stream, err));
+        QC_TRY_GOTO(st, failed, qc_cuda_event_create(&r->slots[i].done, 0, err));
     }
+    st = take_memory(r, slot_bytes, err);
+    while (st == QC_ERR_NOMEM && slot_bytes / 2 >= min_bytes) {
+        slot_bytes /= 2;
+        st = take_memory(r, slot_bytes, err);
+    }
+    if (st != QC_OK)
+        goto failed;
     *out = r;
     return QC_OK;
+failed:
+    ring_destroy(r);
+    return st;
 }
 
 static size_t ring_slot_bytes(const qc_gpu_ring *r)
@@ -176,17 +167,6 @@ static uint64_t ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64
 static void *ring_source(qc_gpu_ring *r, unsigned slot)
 {
     return r->slots[slot].source;
-}
-
-/* Makes the tables once, and waits for the copy because other slots use the tables too. */
-static qc_status take_tables(qc_gpu_ring *r, const ring_slot *s, qc_error *err)
-{
-    if (r->device_tables)
-        return QC_OK;
-    QC_TRY(qc_cuda_malloc(&r->device_tables, sizeof r->tables, err));
-    qc_cuda_search_tables_fill(&r->tables);
-    QC_TRY(qc_cuda_to_device(r->device_tables, &r->tables, sizeof r->tables, s->stream, err));
-    return qc_cuda_stream_synchronize(s->stream, err);
 }
 
 static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const result_layout *l,
@@ -265,8 +245,13 @@ static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *fo
     size_t source_bytes = (size_t)(n * (qc_dtype_bits(form->dtype) / 8));
     QC_TRY(qc_cuda_use(&r->device, err));
     const int search = goes_to_search(form);
-    if (search)
-        QC_TRY(take_tables(r, s, err));
+    if (search &&
+        !r->device_tables) { /* other slots use the tables too, so the copy is waited for */
+        QC_TRY(qc_cuda_malloc(&r->device_tables, sizeof r->tables, err));
+        qc_cuda_search_tables_fill(&r->tables);
+        QC_TRY(qc_cuda_to_device(r->device_tables, &r->tables, sizeof r->tables, s->stream, err));
+        QC_TRY(qc_cuda_stream_synchronize(s->stream, err));
+    }
     QC_TRY(qc_cuda_to_device(s->device_source, s->source, source_bytes, s->stream, err));
     QC_TRY(search ? launch_search(r, s, &l, err) : launch(s, &l, err));
     QC_TRY(qc_cuda_to_host(s->results, s->device_results, (size_t)l.end, s->stream, err));

@@ -125,22 +125,6 @@ qc_status qc_timed_rounds(qc_timer *t, qc_timed *const *c, uint32_t count, uint3
     return QC_OK;
 }
 
-qc_status qc_timed_ratio(qc_spread *out, const qc_timed *c, const qc_timed *of, uint32_t rounds,
-                         qc_error *err)
-{
-    uint32_t count = 0;
-    double *ratios = NULL;
-    QC_TRY(qc_calloc(&ratios, rounds, sizeof(double), err));
-    for (uint32_t r = 0; r < rounds; r++) {
-        double mine = c->us[2 * r] + c->us[2 * r + 1];
-        if (mine > 0)
-            ratios[count++] = (of->us[2 * r] + of->us[2 * r + 1]) / mine;
-    }
-    *out = qc_spread_of(ratios, count);
-    qc_free(ratios);
-    return QC_OK;
-}
-
 void qc_timed_done(qc_timed *c)
 {
     if (c->graph)

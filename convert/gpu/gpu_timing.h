@@ -54,9 +54,6 @@ double qc_timed_round_seconds(qc_timed *const *c, uint32_t count);
  * happens to a single contender is in its `out`. */
 QC_NODISCARD qc_status qc_timed_rounds(qc_timer *t, qc_timed *const *c, uint32_t count,
                                        uint32_t rounds, qc_error *err);
-/* Sets *out to the spread of the ratios of / c, round by round. */
-QC_NODISCARD qc_status qc_timed_ratio(qc_spread *out, const qc_timed *c, const qc_timed *of,
-                                      uint32_t rounds, qc_error *err);
 /* Does all of it for a contender that is alone: makes it ready, times it in so many rounds and
  * seconds at most, and sets *us. copies: 0 where it needs no copies of anything. */
 QC_NODISCARD qc_status qc_timed_alone(qc_timer *t, qc_timed c, uint32_t rounds, double seconds,

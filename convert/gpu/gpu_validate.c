@@ -95,17 +95,6 @@ static qc_status take_buffer(comparison *w, void *pointer, uint64_t bytes, qc_er
     return QC_OK;
 }
 
-static void free_comparison(comparison *w)
-{
-    for (unsigned i = 0; i < w->buffer_count; i++)
-        qc_cuda_free(w->buffers[i]);
-    qc_cuda_host_free(w->stage);
-    qc_free(w->weights);
-    qc_free(w->host_y);
-    qc_free(w->host_z);
-    qc_free(w->host_sums);
-}
-
 /* Decides from the free memory how many copies of both weights there are. QC_ERR_NOMEM if there is
  * no room for even one. */
 static qc_status plan_memory(comparison *w, int timed, qc_error *err)
@@ -253,18 +242,6 @@ static int has_gemm(const comparison *w)
     return !qc_matmul_no_gemm(w->c->gpu.handle);
 }
 
-static qc_status make_workspace(comparison *w, qc_error *err)
-{
-    if (w->in->w->form.ops->integer && !has_gemm(w))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s is multiplied by cuBLAS once it is dequantized (%s)",
-                w->in->w->form.ops->name, qc_matmul_no_gemm(w->c->gpu.handle));
-    w->workspace_bytes = qc_matmul_workspace_bytes(w->c->gpu.handle, &w->weights[0], w->most,
-                                                   QC_MATMUL_AUTO, w->workspace_limit);
-    if (w->workspace_bytes == UINT64_MAX)
-        QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
-    return take_buffer(w, &w->workspace, w->workspace_bytes, err);
-}
-
 /* ---- the two contenders --------------------------------------------------------------------- */
 
 typedef struct {
@@ -331,39 +308,32 @@ static qc_status sum_exactly(comparison *w, const qc_weights *stored, const uint
                            err);
 }
 
-/* Finds Z without cuBLAS: sums in double of the original weights, which are then rounded. */
-static qc_status dense_by_hand(comparison *w, const uint16_t *x, uint64_t rows, qc_error *err)
+static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, qc_gpu_compared *out,
+                         qc_error *err)
 {
     const qc_timer *g = &w->c->gpu;
-    size_t outputs = (size_t)(rows * w->n);
-    QC_TRY(sum_exactly(w, NULL, x, rows, err));
-    QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
-    for (size_t i = 0; i < outputs; i++)
-        w->host_z[i] = w->in->dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(w->host_sums[i])
-                                                     : qc_f16_from_f64(w->host_sums[i]);
-    return QC_OK;
-}
-
-static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_gemm,
-                         qc_gpu_compared *out, qc_error *err)
-{
-    const qc_timer *g = &w->c->gpu;
+    const qc_dtype dtype = w->in->dtype;
     size_t outputs = (size_t)(rows * w->n);
     uint64_t at = first * w->n;
     if (rows == 0)
         return QC_OK;
-    if (has_gemm)
+    if (has_gemm(w)) {
         QC_TRY(qc_cuda_to_host(w->host_z, (const uint16_t *)w->z + at, outputs * sizeof(uint16_t),
                                g->stream, err));
-    else
-        QC_TRY(dense_by_hand(w, x_at(w, out, first), rows, err));
+    } else { /* sums in double of the original weights, rounded */
+        QC_TRY(sum_exactly(w, NULL, x_at(w, out, first), rows, err));
+        QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
+        for (size_t i = 0; i < outputs; i++)
+            w->host_z[i] = dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(w->host_sums[i])
+                                                  : qc_f16_from_f64(w->host_sums[i]);
+    }
     QC_TRY(sum_exactly(w, &w->stored, x_at(w, out, first), rows, err));
     QC_TRY(qc_cuda_to_host(w->host_y, (const uint16_t *)w->y + at, outputs * sizeof(uint16_t),
                            g->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
     for (size_t i = 0; i < outputs; i++) {
-        double y = qc_f64_of_half(w->in->dtype, w->host_y[i]);
-        double z = qc_f64_of_half(w->in->dtype, w->host_z[i]);
+        double y = qc_f64_of_half(dtype, w->host_y[i]);
+        double z = qc_f64_of_half(dtype, w->host_z[i]);
         double output = y - z, kernel = y - w->host_sums[i];
         out->output.ee += output * output;
         out->output.xx += z * z;
@@ -374,18 +344,6 @@ static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_g
     }
     out->outputs += outputs;
     return QC_OK;
-}
-
-static qc_status find_errors(comparison *w, qc_gpu_compared *out, qc_error *err)
-{
-    launching l = {w, out};
-    uint64_t head = out->m < EDGE_ROWS ? out->m : EDGE_ROWS;
-    uint64_t tail = out->m - head < EDGE_ROWS ? out->m - head : EDGE_ROWS;
-    QC_TRY(launch_quantized(&l, 0, w->c->gpu.stream, err));
-    if (has_gemm(w))
-        QC_TRY(launch_dense(&l, 0, w->c->gpu.stream, err));
-    QC_TRY(look_at(w, 0, head, has_gemm(w), out, err));
-    return look_at(w, out->m - tail, tail, has_gemm(w), out, err);
 }
 
 /* ---- times ---------------------------------------------------------------------------------- */
@@ -441,19 +399,32 @@ static qc_status compare_and_time(comparison *w, qc_gpu_compared *out, unsigned 
     QC_TRY(make_room(w, err));
     QC_TRY(upload_dense(w, err));
     QC_TRY(upload_quantized(w, err));
-    QC_TRY(make_workspace(w, err));
+    if (w->in->w->form.ops->integer && !has_gemm(w))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s is multiplied by cuBLAS once it is dequantized (%s)",
+                w->in->w->form.ops->name, qc_matmul_no_gemm(w->c->gpu.handle));
+    w->workspace_bytes = qc_matmul_workspace_bytes(w->c->gpu.handle, &w->weights[0], w->most,
+                                                   QC_MATMUL_AUTO, w->workspace_limit);
+    if (w->workspace_bytes == UINT64_MAX)
+        QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
+    QC_TRY(take_buffer(w, &w->workspace, w->workspace_bytes, err));
     QC_TRY(qc_cuda_to_device(w->x, w->in->x, (size_t)(w->in->rows * w->k) * sizeof(uint16_t),
                              w->c->gpu.stream, err));
     for (unsigned i = 0; i < count; i++) {
         out[i] = (qc_gpu_compared){.m = out[i].m, .first = out[i].first, .timed = out[i].timed};
-        const launching l = {w, &out[i]};
+        launching l = {w, &out[i]};
         const qc_matmul_io io = io_of(&l, w->y);
         const qc_matmul_weights *weights = &w->weights[0];
         qc_matmul_planned plan;
         QC_TRY(qc_matmul_plan_product(w->c->gpu.handle, &weights, &io, 1, QC_MATMUL_AUTO,
                                       w->workspace_bytes, &plan, err));
         out[i].path = qc_matmul_path_name(qc_matmul_planned_path(&plan, 0));
-        QC_TRY(find_errors(w, &out[i], err));
+        const uint64_t head = qc_min_u64(out[i].m, EDGE_ROWS);
+        const uint64_t tail = qc_min_u64(out[i].m - head, EDGE_ROWS);
+        QC_TRY(launch_quantized(&l, 0, w->c->gpu.stream, err));
+        if (has_gemm(w))
+            QC_TRY(launch_dense(&l, 0, w->c->gpu.stream, err));
+        QC_TRY(look_at(w, 0, head, &out[i], err));
+        QC_TRY(look_at(w, out[i].m - tail, tail, &out[i], err));
         if (out[i].timed)
             QC_TRY(find_times(w, &out[i], err));
     }
@@ -474,7 +445,13 @@ static qc_status compare_products(qc_gpu_comparer *c, const qc_gpu_comparison *i
         if (err)
             *err = late;
     }
-    free_comparison(&w);
+    for (unsigned i = 0; i < w.buffer_count; i++)
+        qc_cuda_free(w.buffers[i]);
+    qc_cuda_host_free(w.stage);
+    qc_free(w.weights);
+    qc_free(w.host_y);
+    qc_free(w.host_z);
+    qc_free(w.host_sums);
     return st;
 }
 
