@@ -43,17 +43,23 @@ float qc_nested_offset(const float *absmax, uint64_t n)
     return qc_f32_from_bf16(h);
 }
 
-/* Returns a bound that no |x - x'| of block k exceeds. A block of zeros is restored exactly. The
- * share of 2^-20 covers earlier roundings: of the inverse (2^-22 where it is subnormal), y, r and
- * the product a' c; 2^-149 covers a subnormal x'. */
-static double error_bound(const qc_finished_blocks *job, uint64_t k)
+/* The share of 2^-20 covers earlier roundings: of the inverse (2^-22 where it is subnormal), y, r
+ * and the product a' c; 2^-149 covers a subnormal x'. */
+double qc_block_error_bound(float absmax, float absmax_final, const qc_block_error *error)
 {
-    double a = (double)job->absmax[k], a_final = (double)job->absmax_final[k];
-    if (job->absmax[k] == 0.0f)
+    double a = (double)absmax, a_final = (double)absmax_final;
+    if (absmax == 0.0f)
         return 0.0;
-    double peak = (double)qc_f32_from_bf16(job->errors[k].peak);
+    double peak = (double)qc_f32_from_bf16(error->peak);
     double rounding = (a + fabs(a_final)) * 0x1p-20 + 0x1p-149;
     return a * peak + fabs(a - a_final) + rounding;
+}
+
+double qc_block_error_moved(float absmax, float absmax_final, const qc_block_error *error)
+{
+    double a = (double)absmax, delta = a - (double)absmax_final;
+    double rc = (double)qc_f32_from_bf16(error->rc), cc = (double)qc_f32_from_bf16(error->cc);
+    return 2.0 * a * delta * rc + delta * delta * cc;
 }
 
 /* Reads block k again and lets its errors compete with out->max_err. */
@@ -98,11 +104,8 @@ qc_status qc_block_error_finish(const qc_finished_blocks *job, const qc_piece_su
     double best_bound = -1.0;
     uint64_t best_block = 0;
     for (uint64_t k = 0; k < blocks; k++) {
-        double a = (double)job->absmax[k], delta = a - (double)job->absmax_final[k];
-        double rc = (double)qc_f32_from_bf16(job->errors[k].rc);
-        double cc = (double)qc_f32_from_bf16(job->errors[k].cc);
-        sum_ee += 2.0 * a * delta * rc + delta * delta * cc;
-        double bound = error_bound(job, k);
+        sum_ee += qc_block_error_moved(job->absmax[k], job->absmax_final[k], &job->errors[k]);
+        double bound = qc_block_error_bound(job->absmax[k], job->absmax_final[k], &job->errors[k]);
         if (bound > best_bound) {
             best_bound = bound;
             best_block = k;
@@ -114,7 +117,7 @@ qc_status qc_block_error_finish(const qc_finished_blocks *job, const qc_piece_su
     out->max_index = UINT64_MAX;
     QC_TRY(visit_block(job, best_block, out, err));
     for (uint64_t k = 0; k < blocks; k++) {
-        double bound = error_bound(job, k);
+        double bound = qc_block_error_bound(job->absmax[k], job->absmax_final[k], &job->errors[k]);
         int earlier = k * job->form.block_elems < out->max_index;
         if (k != best_block && (bound > out->max_err || (earlier && bound == out->max_err)))
             QC_TRY(visit_block(job, k, out, err));

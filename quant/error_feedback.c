@@ -19,7 +19,6 @@ typedef struct {
     double *h, *c;
     double *row_is; /* [pieces] 0 where something is not finite */
     double *own;    /* [n] H's diagonal, before it is damped */
-    double h_scale; /* the power of two by which hu holds H */
     double damping;
     double h_mean;  /* mean of H's diagonal */
     double *strips; /* [threads][n, STRIP] */
@@ -81,9 +80,9 @@ static qc_status fill(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
     (void)err;
     for (uint64_t k = first; k < end; k++) {
         const double r = qc_factor_at(o->factor, k, k);
-        o->f->d[o->f->order[k]] = (float)(r * r * o->h_scale);
+        o->f->d[o->f->order[k]] = (float)(r * r * o->f->scale);
         for (uint64_t j = k; j < n; j++)
-            o->f->hu[k * n + j] = (float)(o->h[j * n + k] * o->h_scale);
+            o->f->hu[k * n + j] = (float)(o->h[j * n + k] * o->f->scale);
     }
     for (uint64_t j = 0; j < end; j++)
         for (uint64_t k = j + 1 > first ? j + 1 : first; k < end; k++)
@@ -250,7 +249,7 @@ static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
     QC_TRY(qc_feedback_look_at_diagonal(o->own, n, f->order, &o->h_mean, &info->dead, err));
     QC_TRY(qc_piecework(f->threads, pieces(f), bury, o, err));
     QC_TRY(factor(o, info, err));
-    o->h_scale = f->scale = qc_feedback_scale(o->h_mean);
+    f->scale = qc_feedback_scale(o->h_mean);
     QC_TRY(qc_piecework(f->threads, pieces(f), fill, o, err));
     for (uint64_t k = 0; k < n; k++)
         if (f->inverse[k] != 0.0f) {

@@ -68,16 +68,6 @@ typedef struct {
     float sums[QC_MATMUL_PANEL * QC_MATMUL_GROUP];
 } panel;
 
-static void open_panel(panel *p, const qc_matmul_ops *ops, uint64_t k, void *scratch)
-{
-    p->ops = ops;
-    p->k = k;
-    p->stride = padded(k);
-    p->x = scratch;
-    p->lanes = p->x + PACKED_FLOATS;
-    p->values = p->lanes + LANES_FLOATS;
-}
-
 /* Packs rows [at, at + m) of x, columns [from, from + n). */
 static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsigned m, uint64_t from,
                  uint64_t n)
@@ -154,33 +144,41 @@ static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cp
     }
 }
 
-void qc_matmul_cpu_quantized(const qc_matmul_ops *ops, const qc_weights *w, uint64_t first,
-                             uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
+/* Multiplies by rows [first, first + count) of w, or of `dense` [rows, k] where w is NULL. */
+static void multiply_rows(const qc_matmul_ops *ops, const qc_weights *w, const void *dense,
+                          qc_dtype dtype, uint64_t k, uint64_t first, uint64_t count,
+                          const qc_matmul_cpu_io *io, void *scratch)
 {
-    panel p;
-    uint64_t step = panel_rows(w->form.cols);
-    open_panel(&p, ops, w->form.cols, scratch);
+    panel p; /* its sums are not set */
+    uint64_t step = panel_rows(k), overflow = 0;
+    p.ops = ops;
+    p.k = k;
+    p.stride = padded(k);
+    p.x = scratch;
+    p.lanes = p.x + PACKED_FLOATS;
+    p.values = p.lanes + LANES_FLOATS;
     for (uint64_t at = 0; at < count; at += step) {
         uint64_t rows = qc_min_u64(count - at, step);
         for (uint64_t r = 0; r < rows; r++)
-            qc_weights_row(ops->quant, w, first + at + r, p.values + r * p.stride);
+            if (w)
+                qc_weights_row(ops->quant, w, first + at + r, p.values + r * p.stride);
+            else
+                ops->quant->cast(element(dense, dtype, (first + at + r) * k), dtype, k,
+                                 p.values + r * p.stride, QC_DTYPE_F32, &overflow);
         multiply(&p, first + at, rows, io);
     }
+}
+
+void qc_matmul_cpu_quantized(const qc_matmul_ops *ops, const qc_weights *w, uint64_t first,
+                             uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
+{
+    multiply_rows(ops, w, NULL, QC_DTYPE_F32, w->form.cols, first, count, io, scratch);
 }
 
 void qc_matmul_cpu_dense(const qc_matmul_ops *ops, const void *w, qc_dtype w_dtype, uint64_t k,
                          uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
 {
-    panel p;
-    uint64_t step = panel_rows(k), overflow = 0;
-    open_panel(&p, ops, k, scratch);
-    for (uint64_t at = 0; at < count; at += step) {
-        uint64_t rows = qc_min_u64(count - at, step);
-        for (uint64_t r = 0; r < rows; r++)
-            ops->quant->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k,
-                             p.values + r * p.stride, QC_DTYPE_F32, &overflow);
-        multiply(&p, first + at, rows, io);
-    }
+    multiply_rows(ops, NULL, w, w_dtype, k, first, count, io, scratch);
 }
 
 /* ---- in double ------------------------------------------------------------------------------ */

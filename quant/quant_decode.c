@@ -1,25 +1,18 @@
 #include "quant/quant_decode.h"
 
-#include <string.h>
+#include "base/float_bits.h"
 
 const float qc_fp4_code[16] = {
     0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f,
 };
 
-static float from_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 /* Returns 2^(code - 127). The smallest, 2^-127, is subnormal as a float. */
 static float e8m0_value(unsigned code)
 {
     if (code == 255)
-        return from_bits(0x7FC00000u);
-    return from_bits(code == 0 ? 0x00400000u : code << 23);
+        return qc_f32_of_bits(0x7FC00000u);
+    return qc_f32_of_bits(code == 0 ? 0x00400000u : code << 23);
 }
 
 /* Returns a small float of exp_bits and man_bits; its largest exponent has no special meaning. */
@@ -28,7 +21,8 @@ static float small_float(unsigned code, unsigned exp_bits, unsigned man_bits)
     unsigned sign = code >> 7, exponent = code >> man_bits & ((1u << exp_bits) - 1);
     unsigned mantissa = code & ((1u << man_bits) - 1);
     int bias = (1 << (exp_bits - 1)) - 1;
-    float unit = from_bits((uint32_t)(127 - bias + 1 - (int)man_bits) << 23); /* the subnormals' */
+    float unit =
+        qc_f32_of_bits((uint32_t)(127 - bias + 1 - (int)man_bits) << 23); /* the subnormals' */
     float value = exponent == 0 ? (float)mantissa * unit
                                 : (float)(mantissa | 1u << man_bits) * unit *
                                       (float)(UINT32_C(1) << (exponent - 1));
@@ -37,7 +31,7 @@ static float small_float(unsigned code, unsigned exp_bits, unsigned man_bits)
 
 void qc_f8_table(qc_dtype dtype, float table[256])
 {
-    const float nan = from_bits(0x7FC00000u), infinity = from_bits(0x7F800000u);
+    const float nan = qc_f32_of_bits(0x7FC00000u), infinity = qc_f32_of_bits(0x7F800000u);
     for (unsigned code = 0; code < 256; code++) {
         unsigned magnitude = code & 0x7Fu;
         float value = nan;
@@ -58,17 +52,11 @@ void qc_f8_table(qc_dtype dtype, float table[256])
 static uint64_t find_nonfinite(const float *values, uint64_t n)
 {
     uint32_t any = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &values[i], sizeof bits);
-        any |= (bits & 0x7F800000u) == 0x7F800000u;
-    }
-    for (uint64_t i = 0; any && i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &values[i], sizeof bits);
-        if ((bits & 0x7F800000u) == 0x7F800000u)
+    for (uint64_t i = 0; i < n; i++)
+        any |= (qc_f32_bits(values[i]) & 0x7F800000u) == 0x7F800000u;
+    for (uint64_t i = 0; any && i < n; i++)
+        if ((qc_f32_bits(values[i]) & 0x7F800000u) == 0x7F800000u)
             return i;
-    }
     return UINT64_MAX;
 }
 

@@ -100,6 +100,12 @@ static inline unsigned qc_nf4_code_of(float y)
     return code;
 }
 
+/* Returns a bound that no |x - x'| of a block exceeds whose codes were made with absmax and are
+ * read with absmax_final. A block of zeros is restored exactly. */
+double qc_block_error_bound(float absmax, float absmax_final, const qc_block_error *error);
+/* Returns what the other scale adds to the block's sum (x - x')^2. */
+double qc_block_error_moved(float absmax, float absmax_final, const qc_block_error *error);
+
 /* Does the pivot search itself, as bitsandbytes' dQuantize<0> does; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
 

@@ -4,7 +4,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <string.h>
 
 #define SAMPLE_GROUPS 64u
 
@@ -28,7 +27,11 @@ static double squared_distance(const qc_form_ops *form, double u, double f)
 
 static void build_screen(void)
 {
-    for (unsigned list = 0; list < QC_SEARCH_LISTS; list++)
+    for (unsigned list = 0; list < QC_SEARCH_LISTS; list++) {
+        for (unsigned m = 0; m < QC_SEARCH_FACTORS; m++) {
+            tables.factor[list][m] = qc_search_factor[list][m];
+            tables.factor[list][m + QC_SEARCH_FACTORS] = -qc_search_factor[list][m];
+        }
         for (unsigned row = 0; row < QC_SEARCH_LEVELS; row++)
             for (unsigned m = 0; m < 2 * QC_SEARCH_FACTORS; m++) {
                 const qc_form_ops *form = list < 2 ? &qc_form_nf4 : &qc_form_w4a16;
@@ -36,6 +39,7 @@ static void build_screen(void)
                 double d = squared_distance(form, u, (double)tables.factor[list][m]);
                 tables.screen[list][row][m] = (uint16_t)rint(32768.0 * d);
             }
+    }
 }
 
 /* Buckets are [k - 1/2, k + 1/2] / 15; none holds two middles between values, none has one at its
@@ -57,11 +61,6 @@ static void build_buckets(void)
 
 static void build(void)
 {
-    for (unsigned list = 0; list < QC_SEARCH_LISTS; list++)
-        for (unsigned m = 0; m < QC_SEARCH_FACTORS; m++) {
-            tables.factor[list][m] = qc_search_factor[list][m];
-            tables.factor[list][m + QC_SEARCH_FACTORS] = -qc_search_factor[list][m];
-        }
     build_screen();
     build_buckets();
 }

@@ -302,14 +302,10 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
         s->first_misplaced = c->first + where;
 }
 
-/* Returns the sum over the block of (a y - s c)^2 minus that of (a y - a c)^2; see
- * block_error.c. */
+/* Returns what the scale that is there adds to the error of block k with the scale of absmax. */
 static double moved(const chunk *c, uint32_t k)
 {
-    double a = (double)c->t->absmax[k], d = a - (double)c->scales[k];
-    double rc = (double)qc_f32_from_bf16(c->t->errors[k].rc);
-    double cc = (double)qc_f32_from_bf16(c->t->errors[k].cc);
-    return 2.0 * a * d * rc + d * d * cc;
+    return qc_block_error_moved(c->t->absmax[k], c->scales[k], &c->t->errors[k]);
 }
 
 /* Returns what a scale that is not the block's largest value is expected to add: if it were that
@@ -331,9 +327,7 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
     s->sum_expected += sums->sum_ee;
     for (uint32_t k = 0; k * b < c->n; k++) {
         double a = (double)c->t->absmax[k], scale = (double)c->scales[k];
-        double peak = (double)qc_f32_from_bf16(c->t->errors[k].peak);
-        double bound =
-            a == 0.0 ? 0.0 : a * peak + fabs(a - scale) + (a + fabs(scale)) * 0x1p-20 + 0x1p-149;
+        double bound = qc_block_error_bound(c->t->absmax[k], c->scales[k], &c->t->errors[k]);
         double correction = moved(c, k);
         int good = scale_is_absmax(c, k);
         s->sum_ee += correction;

@@ -1,7 +1,6 @@
 #include "convert/calibrate/calibrate.h"
 
 #include "base/clock.h"
-#include "convert/calibrate/calibrate_costs.h"
 #include "convert/calibrate/calibrate_door.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/term/console.h"

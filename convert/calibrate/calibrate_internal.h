@@ -51,7 +51,7 @@ typedef struct {
     qc_calibrate_groups *groups; /* one for each stack at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
-    /* Where only costs are wanted (calibrate_costs.h), and the candidates; else NULL. */
+    /* Where only costs are wanted (calibrate.h), and the candidates; else NULL. */
     double (*costs)[QC_CANDIDATES];
     const qc_candidate *candidates;
     qc_arena arena;

@@ -2,7 +2,6 @@
 #include "base/clock.h"
 #include "convert/adapter/adapters.h"
 #include "convert/calibrate/calibrate.h"
-#include "convert/calibrate/calibrate_costs.h"
 #include "convert/calibrate/calibrate_door.h"
 #include "convert/cli/commands.h"
 #include "convert/fit/device_map.h"
