@@ -161,6 +161,7 @@ class Links(OutputCase):
         self.fails(3, "-q", "--to", "nf4", repo + "/snapshots/1234", "p", has="'more.txt'")
 
     def test_index_that_leaves(self):
+        os.rename(self.path("m", "model.safetensors"), self.path("m", "shard.safetensors"))
         for name in ("../secret.safetensors", "/etc/passwd", "a/../../secret.safetensors",
                      "..\\secret.safetensors", "./model.safetensors"):
             mk.write_json(self.path("m/model.safetensors.index.json"),

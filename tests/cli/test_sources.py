@@ -5,8 +5,8 @@ import os
 import struct
 import unittest
 
-import make_checkpoint as mk
 from qconv_case import QconvCase
+import make_checkpoint as mk
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 17\n"
 CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
