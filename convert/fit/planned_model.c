@@ -42,7 +42,7 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
     probe.rule_count = 0;
     QC_TRY(qc_recipe_make(&recipe, arena, subject->model, &probe, err));
     const int keeps = recipe.input_is_quantized || fit->parallel == QC_PARALLEL_TENSOR ||
-                      has_few_bits(&recipe, subject->model);
+                      (!probe.requantize && has_few_bits(&recipe, subject->model));
     options->recipe.to = keeps ? QC_TO_KEEP : QC_TO_NF4;
     return QC_OK;
 }

@@ -326,6 +326,11 @@ def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
     if apply is not None and os.path.exists(apply) and not os.path.isdir(apply):
         raise UsageError("--apply %s: expected a folder, found a file" % os.fspath(apply))
     plan = answer(Plan, "plan", [model], options, more=["-v"])
+    if plan.to == "keep" and not options.get("to"):
+        try:  # the base of QLoRA is NF4 where that can be made, also of a model that has 4 bits already
+            plan = answer(Plan, "plan", [model], {**options, "to": "nf4"}, more=["-v"])
+        except InputError:
+            pass
     place, cards = _place(plan, options.get("cuda_context") is not None)
     if wish.zero and place.gpus == 1:
         raise UsageError("--zero %d divides states over several GPUs, but --vram names one; use --zero 0" % wish.zero)

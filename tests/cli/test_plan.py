@@ -370,6 +370,8 @@ class Search(PlanCase):
         fp8, four = (json.loads(self.ok("plan", model, "--vram", "8x80GB", "--json"))["to"]
                      for model in ("DeepSeek-V3", "gpt-oss-120b"))
         self.assertEqual((fp8, four), ("nf4", "keep"))
+        again = json.loads(self.ok("plan", "gpt-oss-20b", "--vram", "80GB", "--requantize", "--json"))
+        self.assertEqual(again["to"], "nf4")
         r = self.run_qconv("plan", "gpt-oss-120b", "--vram", "2x40GB")
         self.assertEqual(r.stderr, b"")
         r = self.run_qconv("plan", "gpt-oss-120b", "--vram", "2x40GB", "--to", "nf4")
