@@ -212,8 +212,6 @@ int qc_loaders_plain_vllm(const qc_loaders *l)
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
-    if (l->lacks && strcmp(l->library, "transformers") == 0)
-        return strcmp(r->form, plain.form) == 0 ? "what reads .safetensors" : "";
     if (l->import_qconv && !r->transformers4)
         return "transformers 5 with bitsandbytes after import qconv";
     if (!r->transformers4 && !r->transformers5)
