@@ -272,10 +272,17 @@ static int layer_of(layer *out, const char *name)
 static qc_status check_layers(qc_checkpoint *m, qc_arena *arena, qc_error *err)
 {
     qc_geometry g;
+    qc_config config;
     layer *all = NULL;
     size_t n = 0;
+    uint64_t layers = 0;
     if (qc_geometry_read(&g, arena, m->config, NULL) != QC_OK || g.layer_count == 0)
         return QC_OK;
+    /* The geometry counts the layers with a cache, which a decoder beside a model of images has. */
+    qc_config_open(&config, m->config);
+    QC_TRY(qc_config_read(&layers, &config, "num_hidden_layers n_layer", QC_CONFIG_MAX_LAYERS,
+                          g.layer_count, err));
+    layers = layers < g.layer_count ? layers : g.layer_count;
     QC_TRY(qc_arena_array(arena, &all, m->tensor_count, err));
     for (size_t i = 0; i < m->tensor_count; i++)
         n += (size_t)layer_of(&all[n], m->tensors[i].name);
@@ -288,7 +295,7 @@ static qc_status check_layers(qc_checkpoint *m, qc_arena *arena, qc_error *err)
         for (next = i + 1; next < n && is_list(&all[i], &all[next]); next++)
             count += all[next].number != all[next - 1].number;
         const uint64_t last = all[next - 1].number;
-        if (last + 1 == g.layer_count && count < g.layer_count) {
+        if (last + 1 == layers && count < layers) {
             longest = &all[i];
             most = count;
             several = 0;
@@ -298,11 +305,11 @@ static qc_status check_layers(qc_checkpoint *m, qc_arena *arena, qc_error *err)
         longest = count > most ? &all[i] : longest;
         most = count > most ? count : most;
     }
-    if (!longest || several || most >= g.layer_count)
+    if (!longest || several || most >= layers)
         return QC_OK;
     return qc_arena_printf(&m->arena, &m->lacks, err,
-                           "config.json asks for %" PRIu32 " layers, and '%.*s' has %" PRIu64,
-                           g.layer_count, (int)longest->len, longest->name, most);
+                           "config.json asks for %" PRIu64 " layers, and '%.*s' has %" PRIu64,
+                           layers, (int)longest->len, longest->name, most);
 }
 
 /* ---- a head that is tied and differs ---- */

@@ -373,32 +373,30 @@ TEST(refuses_bad_indexes)
  * name over the others. */
 TEST(believes_the_files)
 {
-#define A "\"a\":\"m-00000-of-00002.safetensors\","
-#define B "\"b\":\"m-00001-of-00002.safetensors\","
-#define C "\"c\":\"m-00001-of-00002.safetensors\""
+#define MAP_A "\"a\":\"m-00000-of-00002.safetensors\","
+#define MAP_B "\"b\":\"m-00001-of-00002.safetensors\","
+#define MAP_C "\"c\":\"m-00001-of-00002.safetensors\""
     static const struct {
         const char *map, *second, *warning;
         size_t lost;
     } cases[] = {
-        {A "\"b\":\"m-00000-of-00002.safetensors\"," C ",\"z\":\"m-00001-of-00002.safetensors\"",
+        {MAP_A "\"b\":\"m-00000-of-00002.safetensors\"," MAP_C
+               ",\"z\":\"m-00001-of-00002.safetensors\"",
          "c d", "1 tensor of " INDEX_NAME " is in no file: 'z'", 1},
-        {A C, "c d",
+        {MAP_A MAP_C, "c d",
          "2 tensors of the files are not in " INDEX_NAME
          ", and are read all the same, as transformers and vLLM do: 'b', 'd'",
          0},
-        {A B C ",\"d\":\"m-00001-of-00002.safetensors\"", "c d",
+        {MAP_A MAP_B MAP_C ",\"d\":\"m-00001-of-00002.safetensors\"", "c d",
          INDEX_NAME
          " says that 1 tensor is in another file than the one that is read (the first in "
          "'m-00001-of-00002.safetensors'), and is not believed: 'b'",
          0},
-        {A B C ",\"d\":\"m-00001-of-00002.safetensors\"", "b c d",
+        {MAP_A MAP_B MAP_C ",\"d\":\"m-00001-of-00002.safetensors\"", "b c d",
          "1 tensor is in two files, of which the last by name counts, as in transformers and vLLM "
          "(the first is read from 'm-00001-of-00002.safetensors'): 'b'",
          0},
     };
-#undef A
-#undef B
-#undef C
     make_sharded("");
     for (size_t i = 0; i < COUNT(cases); i++) {
         char index[1000];
@@ -416,7 +414,6 @@ TEST(believes_the_files)
     }
 }
 
-/* Which files: as transformers, with a word on vLLM. */
 TEST(takes_the_file_that_transformers_loads)
 {
     make_sharded("");
