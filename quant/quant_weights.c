@@ -151,6 +151,16 @@ static qc_status check_scales(const qc_weights *w, uint64_t blocks, uint64_t sca
     return QC_OK;
 }
 
+static qc_status check_whole(const qc_weights *w, uint64_t whole, qc_error *err)
+{
+    if (w->rows == 0 || w->form.cols % whole == 0)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_SHAPE,
+            "rows of weights in %s: expected whole groups of %" PRIu64 ", found %" PRIu64
+            " columns",
+            w->form.ops->name, whole, w->form.cols);
+}
+
 qc_status qc_weights_check_sizes(const qc_weights *w, int nested, uint64_t *blocks, qc_error *err)
 {
     uint64_t elems = 0, bytes = 0;
@@ -160,14 +170,8 @@ qc_status qc_weights_check_sizes(const qc_weights *w, int nested, uint64_t *bloc
                 w->rows, w->form.cols);
     if (!w->form.ops)
         QC_FAIL(err, QC_ERR_SHAPE, "the form of the weights is not known");
-    const uint64_t whole = !w->form.ops->integer ? 1
-                           : w->form.block_elems ? w->form.block_elems
-                                                 : 8 / w->form.ops->bits;
-    if (elems > 0 && w->form.cols % whole != 0)
-        QC_FAIL(err, QC_ERR_SHAPE,
-                "rows of weights in %s: expected whole groups of %" PRIu64 ", found %" PRIu64
-                " columns",
-                w->form.ops->name, whole, w->form.cols);
+    if (w->form.ops->integer && w->form.block_elems)
+        QC_TRY(check_whole(w, w->form.block_elems, err));
     *blocks = w->rows;
     if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems))
         return QC_OK;
@@ -188,6 +192,8 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
     if (!w)
         QC_FAIL(err, QC_ERR_USAGE, "qc_weights_check: the weight is NULL");
     QC_TRY(qc_weights_check_sizes(w, !w->absmax, &blocks, err));
+    if (w->form.ops->integer && !w->form.block_elems) /* a row begins with a byte */
+        QC_TRY(check_whole(w, 8 / w->form.ops->bits, err));
     const uint64_t elems = w->rows * w->form.cols, want = qc_form_code_bytes(&w->form, elems);
     if (codes_bytes != want)
         QC_FAIL(err, QC_ERR_SHAPE,

@@ -148,7 +148,7 @@ static qc_status check_weights(const qc_options *o, const qc_manifest *m, qc_sca
 {
     qc_checkpoint *output = NULL;
     qc_error why = {0};
-    if (r->problem_count > 0)
+    if (r->problem_count > 0 || m->tensor_count == 0)
         return QC_OK;
     qc_status st = qc_checkpoint_open(&output, o->model, &why);
     if (st == QC_OK)

@@ -3,8 +3,9 @@ import json
 import os
 import unittest
 
-import make_checkpoint as mk
 from qconv_case import QconvCase
+
+import make_checkpoint as mk
 
 
 class Claims(QconvCase):

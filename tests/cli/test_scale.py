@@ -170,7 +170,7 @@ class Files(Scale):
             args = ["--to", "nf4", "--keep", "*up_proj*", "--scale", method, "--force", "m", "o"]
             head = self.ok(*args).split("\n")[0]
             tail = "" if method == "absmax" else ", scale " + method
-            self.assertEqual(head, "converted m -> o as nf4" + tail)
+            self.assertEqual(head, "converted m -> o as nf4%s, compressed (.safetensors.zst)" % tail)
             self.assertEqual(json.loads(self.ok("--json", *args))["scale"], method)
             self.assertEqual(self.json_of("o", "qconv.json")["options"]["rules"],
                              ["keep *up_proj*"] + ([tail[2:]] if tail else []))
