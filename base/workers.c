@@ -193,7 +193,8 @@ qc_status qc_turnstile_init(qc_turnstile *t, uint64_t first, qc_error *err)
 
 void qc_turnstile_deinit(qc_turnstile *t)
 {
-    qc_lock_deinit(&t->lock, &t->moved);
+    pthread_cond_destroy(&t->moved);
+    pthread_mutex_destroy(&t->lock);
 }
 
 qc_status qc_turnstile_wait(qc_turnstile *t, uint64_t turn, const qc_team *team, qc_error *err)

@@ -490,9 +490,12 @@ qc_status qc_checkpoint_check_index(qc_checkpoint *c, const qc_checkpoint_index 
     size_t j = 0;
     QC_TRY(qc_arena_alloc(&c->arena, &c->lost, index->entry_count, sizeof *c->lost, err));
     while (i < index->entry_count || j < c->tensor_count) {
-        const qc_checkpoint_entry *e = i < index->entry_count ? &index->entries[i] : NULL;
-        const qc_checkpoint_tensor *t = j < c->tensor_count ? &c->tensors[j] : NULL;
-        const int order = !e ? 1 : !t ? -1 : strcmp(e->name, t->name);
+        /* One of the two may be behind the last, and is not looked at then. */
+        const qc_checkpoint_entry *e = &index->entries[i];
+        const qc_checkpoint_tensor *t = &c->tensors[j];
+        const int order = i == index->entry_count ? 1
+                          : j == c->tensor_count  ? -1
+                                                  : strcmp(e->name, t->name);
         if (order < 0) {
             qc_checkpoint_names_add(&lost, e->name);
             QC_TRY(qc_arena_strdup(&c->arena, &c->lost[c->lost_count++], e->name, err));
