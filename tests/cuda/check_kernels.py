@@ -101,6 +101,7 @@ EXPECTED = [
 EMULATED = [("matmul_mma884.cu", "", 80, 999), ("matmul_experts.cu", "matmul_mma884_any", 80, 999)]
 # (file, pattern, least and largest architecture, why): kernels of matrix products whose main loop may wait for loads
 # before half of the products behind these are done.
+NO_CP_ASYNC = "compiled for every device, and chosen on sm_80 and newer only (matmul_plan.c)"
 WAITS = [
     ("matmul_tiles.cu", r"matmul_tiles<\d+, \(kind\)[01],", 80, 999,
      "scales come into registers a few steps ahead, codes and x by cp.async; they are to come with the codes"),
@@ -110,6 +111,9 @@ WAITS = [
      "codes in registers, for shapes that few weights have and for experts"),
     ("matmul_mma884.cu", r"matmul_mma884(_any)?\b", 70, 999, "sm_70 and sm_75 have no cp.async"),
     ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 999, "the same"),
+    ("matmul_ring.cu", r"", 70, 75, NO_CP_ASYNC), ("matmul_tiles.cu", r"", 70, 75, NO_CP_ASYNC),
+    ("matmul_mma16816.cu", r"", 70, 75, NO_CP_ASYNC),
+    ("matmul_reduce.cu", r"", 70, 999, "what it adds up are the loads themselves: there are no products"),
     ("matmul_gemv.cu", r"matmul_gemv(_experts)?\b", 70, 999,
      "codes in registers, for devices and shapes that matmul_ring.cu does not take"),
 ]
