@@ -307,6 +307,7 @@ static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_repo
         }
         QC_TRY(check_room(c, err));
         QC_TRY(run_pipeline(c, err));
+        QC_TRY(qc_odd_values_tell(&report->values, &c->p, err));
     }
     c->made = 1;
     QC_TRY(qc_part_look_around(part, &c->p, c->resume, &report->complete_meanwhile, err));
@@ -370,7 +371,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     qc_calibration_tell(&c->calibrate, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
-    return qc_odd_values_tell(&report->values, &c->p, err);
+    return QC_OK;
 }
 
 qc_status qc_convert_run(qc_part_run *part, const char *device_map, qc_convert_report *report,
