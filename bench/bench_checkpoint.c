@@ -4,7 +4,7 @@
  *
  * Values are 65,536 quantile midpoints of the normal distribution with deviation 0.02, drawn
  * uniformly (splitmix64, fixed seed): as good as normal for a quantizer and fast to write. One
- * shard per layer, an index, and a config.json. */
+ * shard per layer, one for embeddings and head, an index, and a config.json. */
 #include "base/alloc.h"
 #include "base/arena.h"
 #include "base/random.h"
@@ -119,7 +119,8 @@ static qc_status write_all(qc_arena *a, const char *dir, unsigned layers, int em
     qc_json_end(&w);
     qc_json_begin_object(&w, "weight_map");
     QC_TRY(qc_dir_make(dir, err));
-    unsigned shards = layers + (embeddings ? 1 : 0);
+    /* Without --embeddings the vocabulary is so small that the layers are all there is to time. */
+    const unsigned shards = layers + 1, vocabulary = embeddings ? 128256 : 64;
     for (unsigned s = 0; s < shards; s++) {
         qc_st_tensor tensors[LAYER_TENSORS];
         size_t count = s < layers ? LAYER_TENSORS : 3;
@@ -138,7 +139,7 @@ static qc_status write_all(qc_arena *a, const char *dir, unsigned layers, int em
                                                    "model.norm.weight"};
                 tensors[i].name = rest[i];
                 tensors[i].ndim = i < 2 ? 2 : 1;
-                tensors[i].dims[0] = i < 2 ? 128256 : 4096;
+                tensors[i].dims[0] = i < 2 ? vocabulary : 4096;
                 tensors[i].dims[1] = 4096;
             }
             qc_json_put_text(&w, tensors[i].name, shard);
@@ -155,9 +156,9 @@ static qc_status write_all(qc_arena *a, const char *dir, unsigned layers, int em
                           "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", "
                           "\"hidden_size\": 4096, \"intermediate_size\": 14336, "
                           "\"num_hidden_layers\": %u, \"num_attention_heads\": 32, "
-                          "\"num_key_value_heads\": 8, \"vocab_size\": 128256, "
+                          "\"num_key_value_heads\": 8, \"vocab_size\": %u, "
                           "\"tie_word_embeddings\": false, \"torch_dtype\": \"bfloat16\"}\n",
-                          layers));
+                          layers, vocabulary));
     QC_TRY(qc_path_join(a, &path, dir, "config.json", err));
     QC_TRY(qc_file_put(path, text.data, text.len, err));
     qc_strbuf_deinit(&text);

@@ -50,12 +50,12 @@ def source_dtype(name):
     return TORCH_DTYPES[next(d for d, _, _ in tensors.values() if d in TORCH_DTYPES)]
 
 
-def bnb_config(form, skip=None):
+def bnb_config(form, skip=None, compute=torch.bfloat16):
     if form == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skip)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                               bnb_4bit_use_double_quant=form == "nf4-double",
-                              bnb_4bit_compute_dtype=torch.bfloat16, llm_int8_skip_modules=skip)
+                              bnb_4bit_compute_dtype=compute, llm_int8_skip_modules=skip)
 
 
 def modules(model, kind):
@@ -71,7 +71,8 @@ def theirs(name, form):
     """(model, folder): quantized by transformers + bitsandbytes and saved by them."""
     skip = config_of(s.converted(source_of(name), form))["quantization_config"]
     model, _ = load(name, source_of(name), quantization_config=bnb_config(
-        form, skip["llm_int8_skip_modules"]), dtype=source_dtype(name), device_map="cpu")
+        form, skip["llm_int8_skip_modules"], getattr(torch, skip.get("bnb_4bit_compute_dtype", "bfloat16"))),
+        dtype=source_dtype(name), device_map="cpu")
     folder = s.SCRATCH / "theirs" / f"{name}-{form}"
     model.save_pretrained(folder)
     return model, folder

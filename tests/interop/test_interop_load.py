@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+import warnings
 from unittest import mock
 
 import interop_support as s
