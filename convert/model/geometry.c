@@ -63,10 +63,14 @@ static qc_status read_shape(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
     uint64_t layers = 0;
-    QC_TRY(qc_config_read(&layers, &r->config,
-                          "decoder_layers num_decoder_layers decoder_num_hidden_layers "
-                          "num_hidden_layers n_layer n_layers num_layers layers",
-                          QC_CONFIG_MAX_LAYERS, 0, err));
+    /* transformers counts LongCat-Flash's attentions, two in a layer, in num_hidden_layers. */
+    if (qc_geometry_is(r, " longcat_flash "))
+        QC_TRY(qc_config_read(&layers, &r->config, "num_layers", QC_CONFIG_MAX_LAYERS, 0, err));
+    if (layers == 0)
+        QC_TRY(qc_config_read(&layers, &r->config,
+                              "decoder_layers num_decoder_layers decoder_num_hidden_layers "
+                              "num_hidden_layers n_layer n_layers num_layers layers",
+                              QC_CONFIG_MAX_LAYERS, 0, err));
     /* Only a list may tell how many there are (nemotron_h). xlstm's num_blocks is not read. */
     const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");
     if (layers == 0 && list && qc_json_kind_of(list) == QC_JSON_ARRAY) {

@@ -339,7 +339,8 @@ TEST(kept_by_families)
          "\"architectures\":[\"T5EncoderModel\"]}",
          0, 0},
         /* Two attentions in a layer; layers that use the cache of others; sizes per layer. */
-        {"{\"model_type\":\"longcat_flash\",\"num_layers\":6,\"hidden_size\":64,"
+        {"{\"model_type\":\"longcat_flash\",\"num_layers\":6,\"num_hidden_layers\":12,"
+         "\"hidden_size\":64,"
          "\"num_attention_heads\":4,\"kv_lora_rank\":16,\"qk_rope_head_dim\":8,"
          "\"qk_nope_head_dim\":16,\"v_head_dim\":16}",
          6912, 23040},
