@@ -36,8 +36,8 @@
  * clamped to those of the form, and x' = q * s. Candidates of groups of 4 bits are
  * qc_int_round_scale(|t| * QC_SEARCH_INT4_STEPS[j]) with the sign of t. All others are
  * qc_int_round_scale(a * |f| / reach) with the sign of f, in this order of operations, where reach
- * is the largest magnitude of a code and f is qc_search_steps_of[by rows][bits - 2][j]. One is usable
- * if a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
+ * is the largest magnitude of a code and f is qc_search_steps_of[by rows][bits - 2][j]. One is
+ * usable if a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
  *
  * With it, for a group, once all its blocks have targets:
  *     N = largest |t - offset| over its blocks that are not zero (0 if there are none); not finite:
@@ -115,9 +115,9 @@
         0.70f, 0.80f, 0.86f, 0.90f, 0.92f, 0.94f, 0.95f, 0.96f, 0.97f, 0.975f, 0.98f, 0.985f,      \
             0.99f, 0.995f, 1.0f, 1.005f                                                            \
     }
-/* For codes of 2 to 8 bits, in groups and by rows. Below 8 bits a scale may be negative, because the
- * lowest number has no mirror. The factors for 2, 3, 5, 6 and 7 bits are the sixteen that together
- * leave the least error of normal and of Student's t weights, chosen one after another from a grid
+/* For codes of 2 to 8 bits, in groups and by rows. Below 8 bits a scale may be negative, because
+ * the lowest number has no mirror. The factors for 2, 3, 5, 6 and 7 bits are the sixteen that
+ * together leave the least error of normal and of Student's t weights, chosen one after another from a grid
  * of 0.01 (docs/theory/scale_search.md). Groups of 4 bits have a screen instead. */
 #define QC_SEARCH_GROUP_FACTORS                                                                    \
     {                                                                                              \

@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define NO_TENSOR  UINT32_MAX
@@ -396,8 +397,7 @@ uint64_t qc_packed_words(const qc_coded_weight *w, uint64_t n)
 static int packs_whole_codes(const finder *f)
 {
     const char *version = qc_json_string_or(qc_json_get(f->config, "version"), "");
-    unsigned major = 0, minor = 0;
-    return sscanf(version, "%u.%u", &major, &minor) == 2 && major == 0 && minor < 18;
+    return strncmp(version, "0.", 2) == 0 && strtoul(version + 2, NULL, 10) < 18;
 }
 
 /* Do rows of so many words hold that many columns, one way or the other? Then *w says which. */
