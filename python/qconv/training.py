@@ -44,6 +44,7 @@ LOSS_BYTES = 12              # a logit: log-softmax, its gradient and the logit'
 LAYER_ADAPTERS = 7           # q, k, v, o, gate, up, down
 STATE_BLOCK = 256            # 8-bit states: bytes that share a float32 absmax
 CONTEXT_BYTES = 500000000    # the program's --cuda-context, for a GPU that holds nothing
+WHOLE = " each; each holds the whole model, or with ZeRO-3 (FSDP's FULL_SHARD) a share of it"
 SHORTEST = 128               # tokens; shorter sequences are not proposed
 
 
@@ -388,7 +389,7 @@ def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
                     if s["fits"] else [*cells, "-", "short by " + size(s["short_by_bytes"], "B")])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"{p.model}: {p.parameters:,} parameters, sequences of {p.context:,} tokens",
-             f"{p.gpus} GPU{'s' * (p.gpus > 1)} with {size(p.budget_bytes, 'B')} to use{' each' * (p.gpus > 1)}", ""]
+             f"{p.gpus} GPU{'s' * (p.gpus > 1)} with {size(p.budget_bytes, 'B')} to use{WHOLE * (p.gpus > 1)}", ""]
     for row in rows:
         middle = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *middle, row[-1]]))
