@@ -90,21 +90,16 @@ def document(title: str, body: str) -> str:
 
 # ---- drawings. Positions across are percentages, so that text has its size at any width ----------------------
 
-def svg(height: float, label: str, body: str, names: str = "", width: str = "100%") -> str:
+def svg(height: float, label: str, body: str) -> str:
     """A drawing, with what it shows in words for whoever cannot see it."""
-    named = ' class="%s"' % names if names else ""
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" role="img" ' \
-        f'aria-label="{label}"{named}><desc>{label}</desc>\n{body}</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="100%" height="{height:.0f}" role="img" ' \
+        f'aria-label="{label}"><desc>{label}</desc>\n{body}</svg>\n'
 
 
 def rect(names: str, x: float, y: float, width: float, height: float, title: str = "", more: str = "") -> str:
     """A rectangle; x and width are percentages."""
     return '<rect class="%s" x="%.2f%%" y="%.1f" width="%.2f%%" height="%.1f"%s%s' % (
         names, x, y, max(width, 0.0), max(height, 0.0), more, "><title>%s</title></rect>" % title if title else "/>")
-
-
-def line(names: str, x1: float, x2: float, y1: float, y2: float) -> str:
-    return '<line class="%s" x1="%.2f%%" x2="%.2f%%" y1="%.1f" y2="%.1f"/>' % (names, x1, x2, y1, y2)
 
 
 def label(x: float, y: float, text: str, anchor: str = "start", names: str = "") -> str:
@@ -118,33 +113,26 @@ def keys(names: Sequence[str]) -> str:
                                      for i, n in enumerate(names))
 
 
-def figure(caption: str, drawing: str) -> str:
-    """A drawing with what stands above it."""
-    return "<figure><figcaption>%s</figcaption>\n%s</figure>\n" % (caption, drawing)
-
-
-def stacked(title: str, parts: Sequence[Tuple[str, float]], most: float, limit: float = 0.0) -> str:
-    """A bar of parts, with a frame up to what there is room for."""
-    x, inside, total = 0.0, [], sum(n for _, n in parts)
+def stacked(title: str, parts: Sequence[Tuple[str, float]], most: float) -> str:
+    """A bar of parts, and what stands above it."""
+    x, inside = 0.0, []
     for i, (name, n) in enumerate(parts):
         if n > 0:
             inside.append(rect("fill s%d" % (i % COLOURS), x, 1, 99.6 * n / most, 22, "%s: %s" % (name, size(n))))
             x += 99.6 * n / most
-    if limit:
-        inside.append(rect("frame bad" if total > limit else "frame", 0.05, 1, 99.6 * limit / most, 22))
     words = "; ".join("%s %s" % (name, size(n)) for name, n in parts if n > 0)
-    return figure(title, svg(24, words, "\n".join(inside)))
+    return "<figure><figcaption>%s</figcaption>\n%s</figure>\n" % (title, svg(24, words, "\n".join(inside)))
 
 
 class Axis:
     """The range of values, logarithmic where they differ by a factor of 4."""
 
-    def __init__(self, values: Iterable[float], zero: bool = False) -> None:
+    def __init__(self, values: Iterable[float]) -> None:
         seen = [v for v in values if math.isfinite(v)]
         low, high = min(seen, default=0.0), max(seen, default=0.0)
-        self.log = not zero and low > 0 and high >= low * 4
+        self.log = low > 0 and high >= low * 4
         room = (high - low) * 0.12 + high * 0.01
-        self.low = low / 1.25 if self.log else 0.0 if zero or low <= room else low - room
+        self.low = low / 1.25 if self.log else 0.0 if low <= room else low - room
         self.high = high * 1.25 if self.log else high + room if high > 0 else 1.0
 
     def share(self, v: float) -> float:
@@ -152,19 +140,6 @@ class Axis:
         if self.log:
             return min(1.0, math.log(v / self.low) / math.log(self.high / self.low)) if v > self.low else 0.0
         return max(0.0, min(1.0, (v - self.low) / (self.high - self.low)))
-
-    def ticks(self, most: int = 7) -> List[float]:
-        """Values to write down: 1, 2 and 5 times powers of ten."""
-        if self.log:
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            steps = (1, 2, 5) if self.high < self.low * 20 else (1,)
-            found = [s * 10.0 ** e for e in range(first, last + 1) for s in steps]
-        else:
-            step = 10.0 ** math.floor(math.log10((self.high - self.low) / 2))
-            step *= next((k for k in (1, 2, 5) if (self.high - self.low) / step / k <= 5), 10)
-            found = [step * i for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-        found = [v for v in found if self.low <= v <= self.high]
-        return found[::(len(found) + most - 1) // most or 1]
 
 
 def names_below(across: Sequence[str], y: float, apart: float, apart_narrow: float) -> List[str]:
@@ -177,41 +152,6 @@ def names_below(across: Sequence[str], y: float, apart: float, apart_narrow: flo
             found.append(label(x, y, name, "middle", "" if narrow else "more"))
             last, last_narrow = x, x if narrow else last_narrow
     return found
-
-
-Point = Tuple[float, float, float, bool]  # its value, the least and the largest of what it stands for, and a warning
-
-
-def plot(what: str, axis: Axis, across: Sequence[str], series: Sequence[Tuple[int, Sequence[Optional[Point]]]], *,
-         height: float = 132.0, form: str = "%.3g", limit: float = 0.0, joined: bool = True,
-         titled: bool = True) -> str:
-    """Values over layers. A series is a colour and a point, or none, for each name on the axis across."""
-    base, n = height - 20.0, len(across)
-
-    def y(v: float) -> float:
-        return base - axis.share(v) * (base - 8.0)
-
-    def x(i: int) -> float:
-        return 100.0 * (i + 0.5) / n
-    ticks, inside = axis.ticks(), []
-    left = "".join('<text x="44" y="%.1f" text-anchor="end">%s</text>' % (y(v) + 4, form % v) for v in ticks)
-    inside += [line("rule", 0, 100, y(v), y(v)) for v in ticks]
-    inside += names_below(across, height - 5, 5, 15)
-    if limit:
-        inside.append(line("limit", 0, 100, y(limit), y(limit)))
-    for colour, points in series:
-        known = [(x(i), p, across[i]) for i, p in enumerate(points) if p is not None and math.isfinite(p[0])]
-        inside.append('<g class="s%d">' % (colour % COLOURS))
-        if joined:
-            inside += [line("join", a[0], b[0], y(a[1][0]), y(b[1][0])) for a, b in zip(known, known[1:])]
-        for at, (v, least, most, warns), name in known:
-            inside += [line("range", at, at, y(least), y(most))] if most > least else []
-            inside.append('<circle class="fill%s" cx="%.2f%%" cy="%.1f" r="%.1f"%s' % (
-                " bad" if warns else "", at, y(v), 2.2 if n > 60 else 3.0,
-                "><title>%s%s</title></circle>" % (name + ": " if name else "", form % v) if titled else "/>"))
-        inside.append("</g>")
-    return '<div class="plot"><svg xmlns="http://www.w3.org/2000/svg" width="50" height="%.0f" aria-hidden="true">%s' \
-        "</svg>\n%s</div>\n" % (height, left, svg(height, what, "\n".join(inside), "area"))
 
 
 def heat_map(what: str, axis: Axis, across: Sequence[str], rows: Sequence[Tuple[str, Sequence[Optional[float]]]],
@@ -239,27 +179,3 @@ def heat_map(what: str, axis: Axis, across: Sequence[str], rows: Sequence[Tuple[
     inside.append(label(100, y + 47, "%.2g" % ends[1], "end"))
     inside.append(label(0, y + 32, "layer") + frame)
     return svg(y + 50, what, "\n".join(inside))
-
-
-def histogram(what: str, shares: Sequence[float], names: Sequence[str], colour: int,
-              expected: Optional[Sequence[float]], height: float, words: str) -> str:
-    """Bars from the left to the right, and as a dashed line what is expected."""
-    most, base, n = max([*shares, *(expected or []), 1e-9]), height - 20.0, len(shares)
-    inside = []
-    for i, share in enumerate(shares):
-        tall = share / most * (base - 16)
-        inside.append(rect("fill s%d" % (colour % COLOURS), 100.0 * (i + 0.1) / n, base - tall, 80.0 / n, tall,
-                           words % (names[i], 100 * share)))
-        if n == 16 or i % 4 == 0:
-            inside.append(label(100.0 * (i + 0.5) / n, base + 14, names[i], "middle", "more" if i % 2 else ""))
-    before = base
-    for i, share in enumerate(expected or []):
-        y = base - share / most * (base - 16)
-        left, right = 100.0 * i / n, 100.0 * (i + 1) / n
-        inside += [line("want", left, left, before, y), line("want", left, right, y, y)]
-        before = y
-    inside.append(line("axis", 0, 100, base, base))
-    inside.append(label(0, 11, "highest: %.1f%%" % (100 * most)))
-    return svg(height, what, "\n".join(inside))
-
-

@@ -210,7 +210,6 @@ class TrainingPlan(Result):
     longest_context: Optional[int]
     settings: Tuple[Json, ...]
     applied: Optional[str]
-    profile: Optional[Json]
 
 
 @dataclass(frozen=True)
