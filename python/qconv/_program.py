@@ -263,6 +263,17 @@ def shown(command: str, typed: Sequence[str], places: Sequence[str]) -> str:
     return printed.decode("utf-8", "replace").rstrip("\n")
 
 
+def size(n: float, unit: str = "bytes") -> str:
+    """"36.0 GB", by thousands, as the program writes it."""
+    if n < 1000:
+        return "%d %s" % (n, unit)
+    for unit in ("KB", "MB", "GB", "TB", "PB"):
+        n /= 1000.0
+        if n < 999.5 or unit == "PB":
+            break
+    return "%.*f %s" % (2 if n < 9.995 else 1 if n < 99.95 else 0, n, unit)
+
+
 def version() -> str:
     """The version of the program, such as "0.5.0"."""
     code, printed, message = run(["--version"], None)

@@ -3,30 +3,36 @@
     python -m qconv report out/ --against model/ --html report.html
     qconv.report("out/", against="model/", html="report.html").json["forms"]
 
-First the facts are put together (_report_facts.py); the page and the JSON are two ways to show them. Drawings and
-tables are those of _report_draw.py. Texts of files go through `esc`.
+First the facts are put together (_report_facts.py); the page and the JSON are two ways to show them. A page is one file
+without scripts or anything from outside, well-formed XML, for light and dark, wide and narrow screens and print: tables,
+in which a larger error has a stronger colour. Texts of files go through `esc`.
 """
 from __future__ import annotations
 
+import html as markup
 import json
 import math
 import os
+import re
 import stat
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ._command import Parser, warnings_said, whole
 from ._folders import write_text
-from ._program import StrPath
-from ._report_draw import (MARKS, Axis, Cell, cards, count, document, esc, folded, heat_map, keys, num, section, size,
-                           stacked, table)
+from ._program import StrPath, size, version
 from ._report_facts import Json, Output, Watcher, decibels, facts, mean_of
 from .errors import CheckError, InputError, UsageError
 from .results import Result
 
 # What a member that is missing or of another kind ends in.
 UNEXPECTED = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
+MARKS = ("&#9679;", "&#9632;", "&#9650;", "&#9670;", "&#9675;", "&#9633;")  # of forms
+HEAT = 9  # colours, beside none
+with open(os.path.join(os.path.dirname(__file__), "report.css"), encoding="utf-8") as _file:
+    STYLE = _file.read()
+Cell = Union[str, Tuple[str, str]]  # markup, or markup and the class of its cell
 
 
 @dataclass(frozen=True)
@@ -34,11 +40,71 @@ class Report(Result):
     """What `report` returns: `json` are the facts, as `qconv report --json` prints them, and `html` is the page."""
     html: str = field(repr=False)
 
+    def _repr_html_(self) -> str:
+        return '<iframe srcdoc="%s" width="100%%" height="700"></iframe>' % markup.escape(self.html)
+
+
+# ---- text, numbers and tables -------------------------------------------------------------------------------------
+
+
+def esc(text: object) -> str:
+    """A text of somebody's file as markup: nothing in it ends a tag, an attribute or the document, hides, or turns the
+    direction of what follows."""
+    return markup.escape(re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+                               "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]", "?", str(text)))
+
+
+def count(n: float) -> str:
+    """"1,507,008", or "70.6 billion"."""
+    return "{:,}".format(n) if n < 1e7 else "%.3g million" % (n / 1e6) if n < 999.5e6 else "%.4g billion" % (n / 1e9)
+
+
+def num(v: Optional[float], form: str = "%.3g", unit: str = "") -> str:
+    """A number; nothing where it is not known."""
+    return "" if v is None or not math.isfinite(v) else form % v + unit
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table, which scrolls beside its first column where it is too wide. A title may begin with the class of its
+    column: ".name weight". Columns without anything are left out."""
+    parts = [c[1:].split(" ", 1) if c.startswith(".") else ["", c] for c in columns]
+    heads: List[Tuple[str, str]] = [(title, names) for names, title in parts]
+    cells = [[c if isinstance(c, tuple) else (c, "") for c in row] for row in rows]
+    shown = [i for i in range(len(heads)) if any(row[i][0] for row in cells)]
+
+    def tag(kind: str, cell: Tuple[str, str], names: str = "") -> str:
+        names = (names + " " + cell[1]).strip()
+        return "<%s%s>%s</%s>" % (kind, ' class="%s"' % names if names else "", cell[0], kind)
+    lines = ["<tr>%s</tr>" % "".join(tag("th", heads[i]) for i in shown)]
+    lines += ["<tr>%s</tr>" % "".join(tag("td", row[i], heads[i][1]) for i in shown) for row in cells]
+    return '<div class="scroll"><table>\n%s\n</table></div>\n' % "\n".join(lines) if cells else ""
+
+
+def section(name: str, title: str, *notes: str) -> str:
+    return '<h2 id="%s">%s</h2>\n' % (name, title) + "".join("<p>%s</p>\n" % note for note in notes)
+
+
+def cards(items: Iterable[Optional[Tuple[str, str]]]) -> str:
+    """Boxes with a large number and what it is."""
+    return '<div class="cards">%s</div>\n' % "\n".join("<div><b>%s</b>%s</div>" % i for i in items if i)
+
+
+def document(title: str, body: str) -> str:
+    return ('<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"/><meta name="viewport" '
+            'content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
+            "<title>%s</title><style>%s</style></head>\n<body>\n%s<p class=\"soft\">Made by qconv %s.</p>\n</body>\n"
+            "</html>\n" % (esc(title), STYLE, body, esc(version())))
+
 
 # ---- the page of an output ----------------------------------------------------------------------------------------
 
+
 def bits_line(n: int, elements: int) -> str:
     return num(n * 8.0 / elements, "%.3f") if elements else ""
+
+
+def mean_error(rows: Sequence[Json]) -> Optional[float]:
+    return mean_of([(r["rel_mse"], math.prod(r["shape"])) for r in rows if r["rel_mse"] is not None])
 
 
 def verdict_of(f: Json, out: Output) -> str:
@@ -86,7 +152,7 @@ def head_of(f: Json, out: Output) -> str:
         f'<a href="#{name}">{title}</a>' for name, title in links.items())
     before = s["source_file_bytes"] or s["unquantized_bytes"]
     saved = f", {100 * s['file_bytes'] / before:.1f}% of {size(before)}" if before else ""
-    mean = mean_of([(r["rel_mse"], math.prod(r["shape"])) for r in weights if r["rel_mse"] is not None])
+    mean = mean_error(weights)
     perplexity = "perplexity" + (", source " + num(e["base_perplexity"], "%.4g") if e and e["against"] else "")
     return text + cards([
         (size(s["file_bytes"]), "on disk" + saved + " unquantized" * bool(before and not s["source_file_bytes"])),
@@ -101,39 +167,32 @@ def head_of(f: Json, out: Output) -> str:
 def size_of(f: Json, out: Output) -> str:
     """Sizes before and now, and how tensors are stored."""
     s, made, source = f["sizes"], out.seen["manifest"], f["sizes"]["source_file_bytes"]
-    most = max(s["unquantized_bytes"], s["tensor_bytes"], 1)
-    names = ["codes", "scales and tables", "not quantized"]
-    now = [s["quantized_bytes"] - s["scale_bytes"], s["scale_bytes"], s["tensor_bytes"] - s["quantized_bytes"]]
-    text = section("size", "Size")
-    text += stacked(f"Before, in the dtypes it had: <b>{size(s['unquantized_bytes'])}</b>",
-                    list(zip(names, [0, 0, s["unquantized_bytes"]])), most)
-    text += stacked(f"Now, in memory: <b>{size(s['tensor_bytes'])}</b>", list(zip(names, now)), most) + keys(names)
-    text += f"<p>The files of the source have {size(source)}; these" if source else \
-        "<p>The size of the source's files is not known. These"
+    text = f"Of the tensors {size(s['quantized_bytes'] - s['scale_bytes'])} are codes, {size(s['scale_bytes'])} scales and " \
+        f"tables, and {size(s['tensor_bytes'] - s['quantized_bytes'])} not quantized; in the dtypes they had, all were " \
+        f"{size(s['unquantized_bytes'])}. "
+    text += f"The files of the source have {size(source)}; these" if source else \
+        "The size of the source's files is not known. These"
     text += f" have {size(s['file_bytes'])} on disk"
     text += ", compressed with Zstandard." if made and made["compress"] == "zstd" else "."
     if source and source >= s["file_bytes"]:
         text += f" Saved: <b>{size(source - s['file_bytes'])} ({100 - 100 * s['file_bytes'] / source:.1f}%)</b>."
-    return text + "</p>\n" + table(["stored as", "tensors", "weights", "bytes", "bits per weight"], [
+    return section("size", "Size", text) + table(["stored as", "tensors", "weights", "bytes", "bits per weight"], [
         ["not quantized" if name == "plain" else esc(name), str(x["tensors"]), count(x["weights"]), size(x["bytes"]),
          bits_line(x["bytes"], x["weights"])] for name, x in out.seen["totals"]["by_scheme"].items()])
 
 
 def memory_of(f: Json, out: Output) -> str:
-    text, p, total = section("memory", "Memory per device"), out.manifest.get("placement"), f["sizes"]["tensor_bytes"]
+    p, total = out.manifest.get("placement"), f["sizes"]["tensor_bytes"]
     if not f["devices"] or not p:
-        return text + f"<p>All tensors together: <b>{size(total)}</b>. They were not placed on devices; <code>qconv " \
-            "--vram</code> does that, and <code>qconv plan</code> adds the KV cache and what else a device holds.</p>\n"
-    most = max([d["tensor_bytes"] for d in f["devices"]] + [1])
-    shares = ["%.1f%%" % (100 * d["tensor_bytes"] / (total or 1)) for d in f["devices"]]
-    text += f"<p>Placed for <code>--vram {esc(p['vram'])}</code>, of which {100 * p['margin']:.3g}% may be used, for " \
-        f"a context of {p['context']:d} tokens and a batch of {p['batch']:d}. What is shown are the weights; <code>" \
-        "qconv plan</code> adds the KV cache and what else a device holds.</p>\n"
-    text += "".join(stacked(f"<b>{esc(d['name'])}</b>: {size(d['tensor_bytes'])}, {share}",
-                            [("weights", d["tensor_bytes"])], most) for d, share in zip(f["devices"], shares))
-    return text + table(["device", "weights", "share", "files, decompressed"], [
-        [esc(d["name"]), size(d["tensor_bytes"]), share, size(d["shard_bytes"])]
-        for d, share in zip(f["devices"], shares)])
+        return section("memory", "Memory per device", f"All tensors together: <b>{size(total)}</b>. They were not placed on "
+                       "devices; <code>qconv --vram</code> does that, and <code>qconv plan</code> adds the KV cache and "
+                       "what else a device holds.")
+    return section("memory", "Memory per device", f"Placed for <code>--vram {esc(p['vram'])}</code>, of which "
+                   f"{100 * p['margin']:.3g}% may be used, for a context of {p['context']:d} tokens and a batch of "
+                   f"{p['batch']:d}. <code>qconv plan</code> adds the KV cache and what else a device holds.") + table(
+        ["device", "weights", "share", "files, decompressed"], [
+            [esc(d["name"]), size(d["tensor_bytes"]), "%.1f%%" % (100 * d["tensor_bytes"] / (total or 1)),
+             size(d["shard_bytes"])] for d in f["devices"]])
 
 
 def marks_of(f: Json) -> Dict[str, str]:
@@ -146,21 +205,21 @@ def marked(f: Json, form: str) -> str:
 
 
 def error_of(f: Json) -> str:
-    marks, forms, weights = marks_of(f), f["forms"], f["weights"]
-    known = sum(r["rel_mse"] is not None for r in weights)
+    marks, weights = marks_of(f), f["weights"]
+    unknown = sum(r["rel_mse"] is None for r in weights)
     origin = {"source": f"These were measured now, against <b>{esc(f['against'])}</b>.",
               "manifest": "These are from the manifest, as convert measured them.",
               "none": "There are none: OUT has no manifest. <code>--against MODEL</code> measures them."}
-    text = section("error", "Error of the weights") + \
-        "<p>Relative MSE of a weight matrix: the sum of squared differences to the source, over the sum of squares " \
-        "of the source. 0.01 is an error of 10% in size, 20 dB of signal to quantization noise (SQNR). Means count " \
-        f"each matrix by its size. {origin[f['errors_from']]}</p>\n"
-    if f["errors_from"] != "none" and known < len(weights):
-        text += f"<p><b>Note:</b> the error of {len(weights) - known} of {len(weights)} weights is not known: " \
+    text = section("error", "Error of the weights",
+                   "Relative MSE of a weight matrix: the sum of squared differences to the source, over the sum of squares "
+                   "of the source. 0.01 is an error of 10% in size, 20 dB of signal to quantization noise (SQNR). Means "
+                   f"count each matrix by its size. {origin[f['errors_from']]}")
+    if f["errors_from"] != "none" and unknown:
+        text += f"<p><b>Note:</b> the error of {unknown} of {len(weights)} weights is not known: " \
             f"{esc(f['errors_missing'])}.</p>\n"
     text += table(["form", "mean", "SQNR of mean, dB", "median", "least", "largest", "weights", "bits per weight"], [
         [f"{marks[x['form']]} {esc(x['form'])}", num(x["mean"]), num(decibels(x["mean"]), "%.2f"), num(x["median"]),
-         num(x["least"]), num(x["most"]), str(x["weights"]), bits_line(x["bytes"], x["elements"])] for x in forms])
+         num(x["least"]), num(x["most"]), str(x["weights"]), bits_line(x["bytes"], x["elements"])] for x in f["forms"]])
     text += "<h3>By kind of layer</h3>\n" + table(
         ["kind", "mean", "SQNR, dB", "largest", ".name in", ".text form", "weights", "bits per weight"], [
             [esc(k["kind"]), num(k["mean"]), num(decibels(k["mean"]), "%.2f"), num(k["most"]),
@@ -172,61 +231,52 @@ def error_of(f: Json) -> str:
 
 
 def layers_of(f: Json) -> str:
-    """Errors over the layers: a map of all, a drawing for each kind, and the numbers."""
-    text, forms = section("layers", "Error over the layers"), [x["form"] for x in f["forms"]]
-    rows = [r for r in f["weights"] if r["rel_mse"] is not None and r["layer"] is not None]
-    if not rows:
-        return text + "<p>No weight has both an error and a layer number in its name.</p>\n"
-    layers, drawn_kinds = sorted({r["layer"] for r in rows}), {r["kind"] for r in rows}
-    series = [k for k in dict.fromkeys(k["kind"] for k in f["kinds"]) if k in drawn_kinds] \
-        if len(drawn_kinds) * len(layers) <= 1 << 18 else []
-    if not series or len(series) > 64 and len(series) > len(rows) / 2:
-        return text + "<p>There are too many kinds and layers to draw.</p>\n"
+    """Errors of kinds over the layers, in colours on a logarithmic scale."""
+    title, marks = "Error over the layers", marks_of(f)
     cells: Dict[Tuple[str, int], List[Json]] = {}
-    for r in rows:
-        cells.setdefault((r["kind"], r["layer"]), []).append(r)
-    means = {key: mean_of([(r["rel_mse"], math.prod(r["shape"])) for r in of]) or 0.0 for key, of in cells.items()}
-    axis, across, titled = Axis(r["rel_mse"] for r in rows), [str(n) for n in layers], len(cells) <= 1500
-    shown, marks = series[:24], marks_of(f)
-    text += "<p>Relative error (MSE) of each layer; a stronger colour is a larger error, on a " \
-        f"{'logarithmic' if axis.log else 'linear'} scale. The largest has a frame.</p>\n"
-    text += heat_map("relative error by kind and layer; the numbers are in the table below", axis, across,
-                     [(esc(k), [means.get((k, n)) for n in layers]) for k in shown], titled)
+    for r in f["weights"]:
+        if r["rel_mse"] is not None and r["layer"] is not None:
+            cells.setdefault((r["kind"], r["layer"]), []).append(r)
+    if not cells:
+        return section("layers", title, "No weight has both an error and a layer number in its name.")
+    layers, kinds = sorted({layer for _, layer in cells}), {kind for kind, _ in cells}
+    series = [k for k in dict.fromkeys(k["kind"] for k in f["kinds"]) if k in kinds]
     if len(series) * len(layers) > 6000:
-        return text + f"<p>The {len(cells)} numbers are in <code>--json</code>.</p>\n"
+        return section("layers", title, "There are too many kinds and layers to show; <code>--json</code> has them.")
+    means = {key: mean_error(of) or 0.0 for key, of in cells.items()}
+    above = [math.log(v) for v in means.values() if v > 0]
+    low, high = min(above, default=0.0), max(above, default=0.0)
 
     def cell(k: str, n: int) -> Cell:
         of = cells.get((k, n))
         if not of:
             return ""
-        mark = "" if len(forms) == 1 else " *" if len({r["form"] for r in of}) > 1 else " " + marks[of[0]["form"]]
-        return "%.3g%s" % (means[k, n], mark), "h%d" % round(9 * axis.share(means[k, n]))
-    numbers = table(["layer", *map(esc, series)], [[str(n), *(cell(k, n) for k in series)] for n in layers])
-    return text + folded("The numbers, layer by layer", numbers + '<p class="soft">A stronger colour is a larger '
-                         "error. Where a layer has several weights of a kind, as with experts, it is their mean; * "
-                         "where their forms differ.</p>\n")
+        mean, alike = means[k, n], len({r["form"] for r in of}) == 1
+        mark = "" if len(marks) == 1 else " " + marks[of[0]["form"]] if alike else " *"
+        heat = (math.log(mean) - low) / (high - low) if mean > 0 and high > low else 0.0
+        return "%.3g%s" % (mean, mark), "h%d" % round(HEAT * heat)
+    return section("layers", title, "Relative error (MSE) of each kind; a stronger colour is a larger error, on a logarithmic "
+                   "scale. Where a layer has several weights of a kind, as with experts, it is their mean; * where their "
+                   "forms differ.") + table(["layer", *map(esc, series)], (
+                       [str(n), *(cell(k, n) for k in series)] for n in layers))
 
 
 def worst_of(f: Json) -> str:
     known = sorted((r for r in f["weights"] if r["rel_mse"] is not None), key=lambda r: -float(r["rel_mse"]))
-    text, compared = section("worst", "Worst weights"), f["compared"]
     if not known:
-        return text + "<p>Not known: no weight has an error.</p>\n"
+        return section("worst", "Worst weights", "Not known: no weight has an error.")
 
     def row(r: Json) -> List[Cell]:
         far = (r["over_median"] or 0) >= 2
-        times: Cell = ("%.2f%s" % (r["over_median"], " (!)" if far else ""), "no" if far else "") \
-            if r["over_median"] else ""
-        expected = "%.3f" % (r["rel_mse"] / r["expected_mse"] if r["expected_mse"] else 1.0) if compared else ""
-        return [esc(r["name"]), num(r["rel_mse"]), num(r["sqnr"], "%.2f"), times, expected,
-                str(r["clipped"]) if compared else "", num(r["max_err"]), str(r["max_at"]), marked(f, r["form"]),
+        expected = "%.3f" % (r["rel_mse"] / r["expected_mse"] if r["expected_mse"] else 1.0) if f["compared"] else ""
+        return [esc(r["name"]), num(r["rel_mse"]), num(r["sqnr"], "%.2f"),
+                (num(r["over_median"] or None, "%.2f") + " (!)" * far, "no" * far), expected,
+                str(r["clipped"]) if f["compared"] else "", num(r["max_err"]), str(r["max_at"]), marked(f, r["form"]),
                 str(r["shape"])]
-    shown = known[:20]
-    return text + f"<p>The {len(shown)} of {len(known)} with the largest relative error, and the largest difference " \
-        "of a single value, in the unit of the weights, with its place.</p>\n" + table(
-            [".name weight", "relative MSE", "SQNR, dB", "times the form's median", "times what absmax scales leave",
-             "clipped values", "largest difference", "at [row, column]", ".text form", "shape"],
-            [row(r) for r in shown])
+    return section("worst", "Worst weights", f"The {len(known[:20])} of {len(known)} with the largest relative error, and the "
+                   "largest difference of a single value, in the unit of the weights, with its place.") + table(
+        [".name weight", "relative MSE", "SQNR, dB", "times the form's median", "times what absmax scales leave",
+         "clipped values", "largest difference", "at [row, column]", ".text form", "shape"], map(row, known[:20]))
 
 
 def outputs_of(f: Json) -> str:
@@ -236,32 +286,25 @@ def outputs_of(f: Json) -> str:
     if not c:
         return ""
 
-    def gain(of: Sequence[Json]) -> Tuple[float, float, float]:
+    def gain(of: Sequence[Json]) -> List[str]:
         """Errors rounded and calibrated, and their quotient."""
         before, after = (mean_of([(r["outputs"][k], math.prod(r["shape"])) for r in of]) or 0.0
                          for k in ("rounded", "calibrated"))
-        return before, after, after / before if before > 0 else 1.0
-
-    def cells(of: Sequence[Json]) -> List[str]:
-        return ["%.3g" % gain(of)[0], "%.3g" % gain(of)[1], "%.2f" % gain(of)[2]]
+        return ["%.3g" % before, "%.3g" % after, "%.2f" % (after / before if before > 0 else 1.0)]
     windows = "" if c.get("hessians") else f", {c['tokens']:d} tokens in windows of {c['context']:d}"
-    text = section("outputs", "Gain of calibrating") + \
-        f"<p>Calibrated with <b>{esc(c.get('hessians') or c['text'])}</b>{windows}: {len(rows)} of " \
-        f"{len(f['weights'])} quantized weights. The error is that in a layer's outputs on these inputs, squared, " \
-        "over the outputs' squares: <i>rounded</i> is what searched scales and codes rounded to nearest leave, " \
-        "<i>calibrated</i> what is in the files, <i>left over</i> their quotient. Means count each matrix by its " \
-        "size.</p>\n"
+    text = section("outputs", "Gain of calibrating",
+                   f"Calibrated with <b>{esc(c.get('hessians') or c['text'])}</b>{windows}: {len(rows)} of "
+                   f"{len(f['weights'])} quantized weights. The error is that in a layer's outputs on these inputs, squared, "
+                   "over the outputs' squares: <i>rounded</i> is what searched scales and codes rounded to nearest leave, "
+                   "<i>calibrated</i> what is in the files, <i>left over</i> their quotient. Means count each matrix by its "
+                   "size.")
     if not rows:
         return text
-    kinds = {k["kind"]: [r for r in rows if r["kind"] == k["kind"]] for k in f["kinds"]}
-    kinds = {k: of for k, of in kinds.items() if of}
-    text += "<p>All together: %s rounded, %s calibrated, %s left over.</p>\n" % tuple(cells(rows))
-    heads = ["rounded", "calibrated", "left over"]
-    text += table([".name kind", *heads, "weights"], [[esc(k), *cells(of), str(len(of))] for k, of in kinds.items()])
-    if len(rows) > 2000:
-        return text + f"<p>The {len(rows)} weights are in <code>--json</code>.</p>\n"
-    return text + folded("The numbers, weight by weight",
-                         table([".name weight", *heads], [[esc(r["name"]), *cells([r])] for r in rows]))
+    kinds: Dict[str, List[Json]] = {"all together": rows}
+    for r in rows:
+        kinds.setdefault(r["kind"], []).append(r)
+    return text + table([".name kind", "rounded", "calibrated", "left over", "weights"], [
+        [esc(k), *gain(of), str(len(of))] for k, of in list(kinds.items())[:200]])
 
 
 def left_of(f: Json) -> str:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Mapping
 
 from ._command import Parser, warnings_said
 from ._folders import write_text
-from ._program import StrPath, answer
-from ._report_draw import size
+from ._program import StrPath, answer, size
 from .errors import CheckError, InputError, UsageError
 from .results import Hardware, Json, Plan, TrainingPlan
 
