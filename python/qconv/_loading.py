@@ -20,7 +20,7 @@ from ._weights import TORCH, dtype_of, groups, joined, says_how, weights_of
 from .torch import Linear, QuantizedTensor, Stack
 
 # Packed by other tools, and kept beside weights that qconv quantized.
-OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq"}
+OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq", "nvfp4"}
 
 
 def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
