@@ -62,16 +62,16 @@ struct search_job {
     uint32_t refit_count; /* 0 for ONCE */
     bool screened;        /* whether the screen finds targets */
     uint32_t list;        /* of the screen and its factors */
-    float lowest, highest, span, step; /* as in qc_form_ops */
-    int zero;
-    bool integer, four_bits; /* of integers, codes of 4 bits are low first */
-    qc_integer_scales scales;
+    float span; /* as in qc_form_ops */
+    bool integer;
+    qc_integers how; /* of evenly spaced codes */
 };
 
 /* The block that a team has. */
 struct place {
     uint64_t begin; /* of its elements in src */
     uint32_t n;     /* 0 if there is none */
+    uint64_t codes; /* where their bytes begin */
 };
 
 struct choice {
@@ -284,15 +284,9 @@ QC_DEVICE float integer_scale(const search_job &job, float absmax, float target,
 {
     const qc_cuda_search_tables *t = job.a.tables;
     if (!job.screened)
-        return qc_integer_scale(job.scales, t, t->int8_steps, absmax, j);
+        return qc_integer_scale(job.how, t, t->int8_steps, absmax, j);
     float s = __fmul_rn(fabsf(target), t->int4_steps[j]);
-    return copysignf(qc_round_scale(job.scales.dtype, s), target);
-}
-
-/* Returns the number of the code nearest to y, where codes are evenly spaced. */
-QC_DEVICE float nearest_number(const search_job &job, float y)
-{
-    return fminf(fmaxf(qc_round_even(y), job.lowest), job.highest);
+    return copysignf(qc_round_scale(job.how.scale_dtype, s), target);
 }
 
 /* Sums r^2 for a few candidates. Candidate first + j uses the inverse of lane first + j, and that
@@ -316,7 +310,7 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
 #pragma unroll
             for (int j = 0; j < together; j++) {
                 float y = __fmul_rn(held->x[e], of[j]);
-                float r = table ? qc_nf4_residue(values, y) : __fadd_rn(y, -nearest_number(job, y));
+                float r = table ? qc_nf4_residue(values, y) : __fadd_rn(y, -qc_nearest_number(job.how, y));
                 sum[j] = __fmaf_rn(r, r, sum[j]);
             }
     }
@@ -337,7 +331,7 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     float lift = lift_of(absmax), lifted = __fmul_rn(s, lift), size = fabsf(lifted);
     float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
     bool usable = l < count && p.n > 0 && absmax != 0.0f &&
-                  __fmul_rn(size, job.scales.reach) >= least && is_finite(size);
+                  __fmul_rn(size, job.how.reach) >= least && is_finite(size);
     float inv = usable ? inverse_of(job, lifted) : 0.0f, rr = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < (int)count; first += together)
@@ -376,7 +370,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
     float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
     if (job.a.by_absmax) {
-        best.s = qc_integer_scale_of(job.scales, absmax);
+        best.s = qc_integer_scale_of(job.how, absmax);
         best.usable = true;
         return best;
     }
@@ -439,14 +433,9 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
                 if (l % 2 == 0 && i < p.n)
                     codes[(p.begin + i) / 2] = (unsigned char)(code << 4 | odd);
             } else {
-                float q = nearest_number(job, y);
-                value = __fmul_rn(q, job.step);
-                uint32_t code = (uint32_t)((int)q + job.zero);
-                uint32_t odd = __shfl_xor_sync(QC_ALL_LANES, code, 1);
-                if (job.four_bits && l % 2 == 0 && i < p.n)
-                    codes[(p.begin + i) / 2] = (unsigned char)(odd << 4 | code);
-                if (!job.four_bits && i < p.n)
-                    codes[p.begin + i] = (unsigned char)code;
+                float q = qc_nearest_number(job.how, y);
+                value = __fmul_rn(q, job.how.step);
+                qc_put_codes(job.how, codes + p.codes, p.n, i - l, l, q);
             }
             float off = __fadd_rn(x, -__fmul_rn(value, best.s)), error = fabsf(off);
             if (job.a.by_absmax) {
@@ -489,11 +478,12 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
 
 QC_DEVICE place place_of(const search_job &job, uint64_t block)
 {
-    place p = {0, 0};
+    place p = {0, 0, 0};
     if (block < job.blocks) {
         p.begin = block * job.a.block_elems;
         uint64_t left = job.a.n - p.begin;
         p.n = left < job.a.block_elems ? (uint32_t)left : job.a.block_elems;
+        p.codes = p.begin / 8 * job.how.bits;
     }
     return p;
 }
@@ -651,13 +641,8 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
         job.window = table ? limits.nf4_wide : limits.int8_wide;
     else
         job.window = table ? limits.nf4_window : limits.int8_window;
-    job.lowest = (float)a->form->lowest;
-    job.highest = (float)a->form->highest;
     job.span = a->form->span;
-    job.step = a->form->step;
-    job.zero = a->form->zero;
     job.integer = a->form->integer;
-    job.four_bits = a->form->bits == 4;
-    job.scales = qc_integer_scales_of(a->form, a->scale_dtype);
+    job.how = qc_integers_of(a->form, a->scale_dtype);
     return table ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
 }

@@ -37,17 +37,67 @@ QC_DEVICE float qc_int8_nearest(float y)
     return fminf(fmaxf(qc_round_even(y), -127.0f), 127.0f);
 }
 
-/* Says how the scales of integers are made; the host fills it. */
-struct qc_integer_scales {
-    qc_dtype dtype;
+/* What integers are made of, and how their scales are; the host fills it. The names are those of
+ * qc_form_ops. */
+struct qc_integers {
+    float lowest, highest, step;
+    int zero;
+    unsigned bits;
+    bool words;
+    qc_dtype scale_dtype;
     bool either_sign;
     float reach; /* qc_form_reach */
 };
 
-static inline qc_integer_scales qc_integer_scales_of(const qc_form_ops *form, qc_dtype dtype)
+static inline qc_integers qc_integers_of(const qc_form_ops *form, qc_dtype scale_dtype)
 {
-    qc_integer_scales s = {dtype, form->signed_scales != 0, qc_form_reach(form)};
+    qc_integers s = {(float)form->lowest,
+                     (float)form->highest,
+                     form->step,
+                     form->zero,
+                     form->bits,
+                     form->words != 0,
+                     scale_dtype,
+                     form->signed_scales != 0,
+                     qc_form_reach(form)};
     return s;
+}
+
+/* Returns the number of the code nearest to y, where codes are evenly spaced. */
+QC_DEVICE float qc_nearest_number(const qc_integers &how, float y)
+{
+    return fminf(fmaxf(qc_round_even(y), how.lowest), how.highest);
+}
+
+/* Writes the code of number q to element at + l of a block or run of n elements, whose codes begin
+ * at `to` (with a word, if they are packed to words). Lane l of a team has that element; the lanes
+ * of a warp call it together, and `at` is a multiple of 16.
+ *
+ * 16 codes fill `bits` halfwords, and lane l writes halfword l. Four codes meet in every fourth
+ * lane. A halfword begins with one of its codes or between two, and ends in the next four. Bits
+ * behind the last code are 0, up to the end of its word. */
+QC_DEVICE void qc_put_codes(const qc_integers &how, unsigned char *to, uint32_t n, uint32_t at,
+                            unsigned l, float q)
+{
+    const unsigned bits = how.bits;
+    uint32_t code = at + l < n ? (uint32_t)((int)q + how.zero) : 0;
+    if (bits == 8) {
+        if (at + l < (how.words ? (n + 3) / 4 * 4 : n))
+            to[at + l] = (unsigned char)code;
+        return;
+    }
+    code |= __shfl_down_sync(QC_ALL_LANES, code, 1, 16) << bits;
+    code |= __shfl_down_sync(QC_ALL_LANES, code, 2, 16) << 2 * bits;
+    const uint32_t begin = l < bits ? 16 * l : 0, wide = 4 * bits;
+    const uint32_t four = (begin >= wide) + (begin >= 2 * wide) + (begin >= 3 * wide);
+    const uint32_t inside = begin - four * wide;
+    uint32_t value = __shfl_sync(QC_ALL_LANES, code, (int)(4 * four), 16) >> inside;
+    const uint32_t next = __shfl_sync(QC_ALL_LANES, code, (int)(4 * four + 4) % 16, 16);
+    value = four < 3 ? value | next << (wide - inside) : value;
+    const uint32_t half = at / 16 * bits + l, end = (n * bits + 31) / 32 * 2;
+    const bool last = at + 16 >= n; /* there may be one more, without a code */
+    if (at < n && l < bits + last && half < end)
+        reinterpret_cast<uint16_t *>(to)[half] = (uint16_t)(l < bits ? value : 0);
 }
 
 /* Rounds as qc_int_round_scale does, for s >= 0. */
@@ -62,20 +112,20 @@ QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
 }
 
 /* Returns candidate j as qc_search_integer_scales has it; steps are those of 8 bits. */
-QC_DEVICE float qc_integer_scale(const qc_integer_scales &scales, const qc_cuda_search_tables *t,
+QC_DEVICE float qc_integer_scale(const qc_integers &how, const qc_cuda_search_tables *t,
                                  const float *steps, float absmax, uint32_t j)
 {
-    float factor = scales.either_sign ? t->int4_row_factor[j / 2] : steps[j];
-    float s = __fdiv_rn(__fmul_rn(absmax, factor), scales.reach);
-    s = qc_round_scale(scales.dtype, s);
-    return scales.either_sign && j % 2 ? -s : s;
+    float factor = how.either_sign ? t->int4_row_factor[j / 2] : steps[j];
+    float s = __fdiv_rn(__fmul_rn(absmax, factor), how.reach);
+    s = qc_round_scale(how.scale_dtype, s);
+    return how.either_sign && j % 2 ? -s : s;
 }
 
 /* Does what qc_int_scale does. */
-QC_DEVICE float qc_integer_scale_of(const qc_integer_scales &scales, float absmax)
+QC_DEVICE float qc_integer_scale_of(const qc_integers &how, float absmax)
 {
-    float middle = scales.either_sign ? __fadd_rn(scales.reach, -0.5f) : scales.reach;
-    return qc_round_scale(scales.dtype, __fdiv_rn(absmax, middle));
+    float middle = __fmul_rn(__fadd_rn(how.highest, -how.lowest), 0.5f);
+    return qc_round_scale(how.scale_dtype, __fdiv_rn(absmax, middle));
 }
 
 /* Lane l of a warp keeps code value l % 16, the one above it, and the threshold between them. */

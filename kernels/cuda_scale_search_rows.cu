@@ -32,11 +32,9 @@ struct row_shared {
 
 struct row_job {
     qc_cuda_search_rows_job a;
-    uint64_t runs;               /* how many a row has */
-    float lowest, highest, step; /* as in qc_form_ops */
-    int zero;
-    bool four_bits; /* low first */
-    qc_integer_scales scales;
+    uint64_t runs;      /* how many a row has */
+    uint64_t row_bytes; /* from the codes of a row to those of the next */
+    qc_integers how;
 };
 
 /* The run that a team has. */
@@ -44,15 +42,17 @@ struct row_run {
     uint64_t begin; /* of its elements in src */
     uint64_t run;   /* number in the row */
     uint32_t n;     /* 0 if the team has none */
+    unsigned char *codes;
 };
 
 QC_DEVICE row_run run_of(const row_job &job, uint64_t row, uint64_t run)
 {
-    row_run r = {0, run, 0};
+    row_run r = {0, run, 0, static_cast<unsigned char *>(job.a.codes)};
     if (run < job.runs) {
         uint64_t left = job.a.cols - run * run_elems;
         r.n = left < run_elems ? (uint32_t)left : run_elems;
         r.begin = row * job.a.cols + run * run_elems;
+        r.codes += row * job.row_bytes + run * (run_elems / 8) * job.how.bits;
     }
     return r;
 }
@@ -82,7 +82,7 @@ template <bool integer> QC_DEVICE bool is_bad(float x)
 template <bool integer> QC_DEVICE float scale_of(const row_job &job, float absmax, unsigned j)
 {
     const float *steps = job.a.tables->row_steps;
-    return integer ? qc_integer_scale(job.scales, job.a.tables, steps, absmax, j)
+    return integer ? qc_integer_scale(job.how, job.a.tables, steps, absmax, j)
                    : __fmul_rn(absmax, steps[j]);
 }
 
@@ -94,7 +94,7 @@ template <bool integer> QC_DEVICE float inverse_of(float s)
 /* Returns the number of the code nearest to y. */
 template <bool integer> QC_DEVICE float nearest(const row_job &job, float y)
 {
-    return integer ? fminf(fmaxf(qc_round_even(y), job.lowest), job.highest) : qc_int8_nearest(y);
+    return integer ? qc_nearest_number(job.how, y) : qc_int8_nearest(y);
 }
 
 /* Returns the largest magnitude that this lane has seen in the team's run, as float bits. Reports
@@ -156,33 +156,23 @@ QC_DEVICE float best_scale(const row_shared &shared)
     return shared.scale[best];
 }
 
-/* Writes the code of element i, whose number is q. */
-template <bool integer>
-QC_DEVICE void put_code(const row_job &job, const row_run &r, uint32_t i, float q, float inv)
-{
-    unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
-    int code = (int)q + job.zero;
-    if (!integer || !job.four_bits) {
-        codes[r.begin + i] = (unsigned char)code;
-        return;
-    }
-    if (i % 2)
-        return;
-    int odd = (int)nearest<integer>(job, __fmul_rn(element(job, r, i + 1), inv)) + job.zero;
-    codes[(r.begin + i) / 2] = (unsigned char)(odd << 4 | code);
-}
-
 template <bool integer>
 QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, unsigned l, float scb)
 {
     float inv = inverse_of<integer>(scb);
     float ee = 0.0f, xx = 0.0f, most = 0.0f;
-    uint32_t column = 0;
-    for (uint32_t i = l; i < r.n; i += 16) {
+    uint32_t column = 0, other_n = __shfl_xor_sync(QC_ALL_LANES, r.n, 16);
+    /* Both teams of a warp put their codes together. */
+    const uint32_t steps = r.n > other_n ? r.n : other_n;
+    for (uint32_t at = 0; at < steps; at += 16) {
+        const uint32_t i = at + l;
         float x = element(job, r, i);
         float q = nearest<integer>(job, __fmul_rn(seen<integer>(x), inv));
-        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), job.step));
-        put_code<integer>(job, r, i, q, inv);
+        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), job.how.step));
+        if (integer)
+            qc_put_codes(job.how, r.codes, r.n, at, l, q);
+        else if (i < r.n)
+            r.codes[i] = (unsigned char)(int)q;
         column = fabsf(e) > most ? i : column;
         most = fmaxf(most, fabsf(e));
         if (integer) { /* in units of the scale */
@@ -214,7 +204,7 @@ QC_DEVICE float find_scale(const row_job &job, row_shared &shared, uint64_t row,
 {
     unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
     if (integer && (job.a.by_absmax || absmax == 0.0f))
-        return qc_integer_scale_of(job.scales, absmax);
+        return qc_integer_scale_of(job.how, absmax);
     if (threadIdx.x < candidates)
         shared.scale[threadIdx.x] = scale_of<integer>(job, absmax, threadIdx.x);
     __syncthreads();
@@ -282,14 +272,11 @@ extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cu
         return QC_OK;
     if (a->cols == 0) /* the absmax of nothing is 0 */
         return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
-    row_job job = {*a,
-                   a->cols / run_elems + (a->cols % run_elems != 0),
-                   (float)form->lowest,
-                   (float)form->highest,
-                   form->step,
-                   form->zero,
-                   form->bits == 4,
-                   qc_integer_scales_of(form, a->scale_dtype)};
+    qc_form rows = {};
+    rows.ops = form;
+    rows.cols = a->cols;
+    row_job job = {*a, qc_ceil_div_u64(a->cols, run_elems), qc_form_row_bytes(&rows),
+                   qc_integers_of(form, a->scale_dtype)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
     return qc_cuda_start("search_rows", form->integer ? search_rows<true> : search_rows<false>,
                          dim3(qc_cuda_grid_x(a->rows, 1)), dim3(16 * teams), sizeof(row_shared), s,
