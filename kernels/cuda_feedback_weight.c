@@ -51,11 +51,11 @@ static uint64_t least_factor(uint64_t power_of_two, uint64_t n)
     return shared >= power_of_two ? 1 : power_of_two / shared;
 }
 
-/* Returns a number of rows whose multiples begin a block, a group, a byte of codes, and a block of
- * G unless that has all rows. */
+/* Returns a number of rows whose multiples begin a block, a group, and a block of G unless that has
+ * all rows. Codes of 4 bits that begin a block begin a byte. */
 static uint64_t unit_rows(const qc_form *form, uint64_t rows, uint64_t n, uint64_t block)
 {
-    const uint64_t elems = qc_form_by_rows(form) ? form->ops->bits == 4 ? 2 : 1
+    const uint64_t elems = qc_form_by_rows(form) ? 1
                            : form->nested        ? (uint64_t)form->block_elems * QC_NESTED_BLOCK
                                                  : form->block_elems;
     const uint64_t least = least_factor(elems, n);
@@ -463,7 +463,7 @@ static qc_status calibrated(job *j, qc_error *err)
         QC_TRY(sweep(j, &changed, err));
     QC_TRY(clear_traces(j, err));
     QC_TRY(trace(j, j->d.e, 2, err));
-    QC_TRY(qc_cuda_rows_pack(j->form->ops, j->d.codes, elems, packed, s, err));
+    QC_TRY(qc_cuda_rows_pack(j->form, j->d.codes, elems, packed, s, err));
     QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + qc_form_code_bytes(j->form, j->first * j->n),
                            packed, qc_form_code_bytes(j->form, elems), s, err));
     QC_TRY(qc_cuda_to_host(o->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
@@ -520,8 +520,10 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
 {
     const int by_rows = qc_form_by_rows(form);
     const uint64_t n = f->n, block = g ? g->block : 0;
+    qc_form own = *form;
+    own.cols = n; /* codes of rows may have gaps between them */
     job j = {.f = f,
-             .form = form,
+             .form = &own,
              .w = w,
              .dtype = dtype,
              .n = n,

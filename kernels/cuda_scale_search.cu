@@ -71,7 +71,6 @@ struct search_job {
 struct place {
     uint64_t begin; /* of its elements in src */
     uint32_t n;     /* 0 if there is none */
-    uint64_t codes; /* where their bytes begin */
 };
 
 struct choice {
@@ -435,7 +434,7 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
             } else {
                 float q = qc_nearest_number(job.how, y);
                 value = __fmul_rn(q, job.how.step);
-                qc_put_codes(job.how, codes + p.codes, p.n, i - l, l, q);
+                qc_put_codes(job.how, codes + p.begin / 8 * job.how.bits, p.n, i - l, l, q);
             }
             float off = __fadd_rn(x, -__fmul_rn(value, best.s)), error = fabsf(off);
             if (job.a.by_absmax) {
@@ -478,12 +477,11 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
 
 QC_DEVICE place place_of(const search_job &job, uint64_t block)
 {
-    place p = {0, 0, 0};
+    place p = {0, 0};
     if (block < job.blocks) {
         p.begin = block * job.a.block_elems;
         uint64_t left = job.a.n - p.begin;
         p.n = left < job.a.block_elems ? (uint32_t)left : job.a.block_elems;
-        p.codes = p.begin / 8 * job.how.bits;
     }
     return p;
 }

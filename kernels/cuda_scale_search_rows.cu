@@ -275,7 +275,7 @@ extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cu
     qc_form rows = {};
     rows.ops = form;
     rows.cols = a->cols;
-    row_job job = {*a, qc_ceil_div_u64(a->cols, run_elems), qc_form_row_bytes(&rows),
+    row_job job = {*a, a->cols / run_elems + (a->cols % run_elems != 0), qc_form_row_bytes(&rows),
                    qc_integers_of(form, a->scale_dtype)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
     return qc_cuda_start("search_rows", form->integer ? search_rows<true> : search_rows<false>,
