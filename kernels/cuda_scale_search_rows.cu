@@ -42,17 +42,15 @@ struct row_run {
     uint64_t begin; /* of its elements in src */
     uint64_t run;   /* number in the row */
     uint32_t n;     /* 0 if the team has none */
-    unsigned char *codes;
 };
 
 QC_DEVICE row_run run_of(const row_job &job, uint64_t row, uint64_t run)
 {
-    row_run r = {0, run, 0, static_cast<unsigned char *>(job.a.codes)};
+    row_run r = {0, run, 0};
     if (run < job.runs) {
         uint64_t left = job.a.cols - run * run_elems;
         r.n = left < run_elems ? (uint32_t)left : run_elems;
         r.begin = row * job.a.cols + run * run_elems;
-        r.codes += row * job.row_bytes + run * (run_elems / 8) * job.how.bits;
     }
     return r;
 }
@@ -130,6 +128,7 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
             of[j] = __shfl_sync(QC_ALL_LANES, inv, (int)(first + j), 16);
             sum[j] = 0.0f;
         }
+#pragma unroll 4
         for (uint32_t i = l; i < r.n; i += 16) {
             float h = seen<integer>(element(job, r, i));
 #pragma unroll
@@ -159,6 +158,8 @@ QC_DEVICE float best_scale(const row_shared &shared)
 template <bool integer>
 QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, unsigned l, float scb)
 {
+    unsigned char *codes = static_cast<unsigned char *>(job.a.codes) + row * job.row_bytes +
+                           r.run * (run_elems / 8) * job.how.bits;
     float inv = inverse_of<integer>(scb);
     float ee = 0.0f, xx = 0.0f, most = 0.0f;
     uint32_t column = 0, other_n = __shfl_xor_sync(QC_ALL_LANES, r.n, 16);
@@ -170,9 +171,9 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
         float q = nearest<integer>(job, __fmul_rn(seen<integer>(x), inv));
         float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), job.how.step));
         if (integer)
-            qc_put_codes(job.how, r.codes, r.n, at, l, q);
+            qc_put_codes(job.how, codes, r.n, at, l, q);
         else if (i < r.n)
-            r.codes[i] = (unsigned char)(int)q;
+            codes[i] = (unsigned char)(int)q;
         column = fabsf(e) > most ? i : column;
         most = fmaxf(most, fabsf(e));
         if (integer) { /* in units of the scale */

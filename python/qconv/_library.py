@@ -15,7 +15,7 @@ from . import errors
 DTYPES = ("BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 "
           "F32 C64 F64 I64 U64").split()
 # quant/quant_weights.h, in its order.
-FORMS = ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8")
+FORMS = ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8", "w2a16", "w3a16", "w5a16", "w6a16", "w7a16")
 MAX_DIMS = 8
 USAGE = 5  # the status that a callback returns for an exception of its own
 
@@ -290,6 +290,15 @@ class Shards(_Handle):
 
 
 # ---- quantized weights --------------------------------------------------------------------------
+
+
+def in_words(form: str) -> bool:
+    """Whether codes are packed to words of 32 bits, from the least significant bit on. A row begins with a word."""
+    return form.endswith("a16")
+
+
+def code_bits(form: str) -> int:
+    return int(form[1]) if in_words(form) else 4 if form == "nf4" else 8
 
 
 def weight(form: str, rows: int, cols: int, block: int, nested_block: int, nested: bool, offset: float = 0.0) -> Weights:
