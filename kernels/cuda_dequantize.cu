@@ -13,8 +13,8 @@
  * have 64 bytes to store, or a transposition within four threads that costs more than the three
  * loads it saves, since the codes are a fifth of the traffic.)
  *
- * Codes that are packed to words (2 to 8 bits) are `bits` bytes a chunk, which lie in up to three
- * words. Chunks of neighbours share words, which come from L1 then.
+ * Codes that are packed (2 to 8 bits, from the least significant one on) are `bits` bytes a chunk,
+ * which lie in up to three words. Chunks of neighbours share words, which come from L1 then.
  *
  * grid.x covers a row, and grid.y rows. Where rows follow each other without a gap and the scale is
  * not the row's, the whole is taken as one row. The values of NF4 live in the lanes of a warp, and a
@@ -42,13 +42,13 @@ constexpr unsigned chunk_elems = 8;
 constexpr unsigned chunks_each = 4;
 
 /* Says what kernels are compiled for: NF4, signed bytes, for which a scale is a block's or a row's,
- * and codes in words. Everything else about a form is in the job. */
-enum layout { NIBBLES, BYTES, BYTE_ROWS, WORDS };
+ * and packed codes. Everything else about a form is in the job. */
+enum layout { NIBBLES, BYTES, BYTE_ROWS, PACKED };
 
 struct dequantize_job {
     qc_weights w;
     float step; /* as in qc_form_ops */
-    /* of WORDS */
+    /* of PACKED */
     uint32_t bits, mask;
     float bias;         /* from a code, in the last bits of 2^23, to its number */
     uint64_t row_bytes; /* from the codes of a row to those of the next */
@@ -94,7 +94,7 @@ struct product {
 template <layout what, typename Product>
 QC_DEVICE float value_of(const dequantize_job &job, float number, float scale)
 {
-    if (what == NIBBLES || what == WORDS)
+    if (what == NIBBLES || what == PACKED)
         return Product::of(number, scale);
     if (what == BYTE_ROWS)
         return Product::of(Product::of(number, scale), job.step);
@@ -127,17 +127,17 @@ QC_DEVICE power power_of(const int *exponent)
 template <layout what>
 QC_DEVICE uint64_t scale_at(const dequantize_job &job, uint64_t row, uint64_t f)
 {
-    bool by_rows = what == BYTE_ROWS || (what == WORDS && job.by_rows);
+    bool by_rows = what == BYTE_ROWS || (what == PACKED && job.by_rows);
     return by_rows ? job.first_row + row : f >> job.block_shift;
 }
 
 /* Returns where the codes of the row's columns from c on lie, for a c that is a multiple of 8. */
-QC_DEVICE uint64_t words_at(const dequantize_job &job, uint64_t row, uint64_t c)
+QC_DEVICE uint64_t packed_at(const dequantize_job &job, uint64_t row, uint64_t c)
 {
     return (job.first_row + row) * job.row_bytes + (job.first_col + c) / 8 * job.bits;
 }
 
-/* Returns the number of a code of WORDS, which is the last bits of `bits`. */
+/* Returns the number of a code of PACKED, which is the last bits of `bits`. */
 QC_DEVICE float number_of(const dequantize_job &job, uint32_t bits)
 {
     return __fadd_rn(__uint_as_float((bits & job.mask) | 0x4b000000u), job.bias);
@@ -197,7 +197,7 @@ template <layout what> QC_DEVICE float largest_number(const dequantize_job &job,
 {
     if (what == BYTES)
         return __fmul_rn(128.0f, job.step);
-    if (what == BYTE_ROWS || what == WORDS)
+    if (what == BYTE_ROWS || what == PACKED)
         return 128.0f;
     float m = fabsf(of_lane);
 #pragma unroll
@@ -232,7 +232,7 @@ template <layout what, qc_dtype dtype, bool nested>
 __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
 {
     constexpr bool nibbles = what == NIBBLES;
-    constexpr unsigned words = nibbles ? 1 : what == WORDS ? 3 : 2; /* that a chunk's codes lie in */
+    constexpr unsigned words = nibbles ? 1 : what == PACKED ? 3 : 2; /* that a chunk's codes lie in */
     unsigned lane = threadIdx.x % 32;
     float table = nibbles ? value_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
         for (uint64_t c0 = (uint64_t)blockIdx.x * (threads_per_block * chunks_each);
              c0 < out_chunks; c0 += (uint64_t)gridDim.x * (threads_per_block * chunks_each)) {
             uint32_t codes[chunks_each][words];
-            unsigned shift[chunks_each]; /* of WORDS: where the first word's bits begin */
+            unsigned shift[chunks_each]; /* of PACKED: where the first word's bits begin */
             float scale[chunks_each];
             unsigned scale_code[chunks_each];
             float nested_scale[chunks_each];
@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 uint64_t f = base + (c < row_chunks ? c : row_chunks - 1) * chunk_elems;
                 if (nibbles) {
                     codes[u][0] = __ldg(static_cast<const uint32_t *>(job.w.codes) + f / 8);
-                } else if (what == WORDS) {
-                    uint64_t at = words_at(job, row, f - base);
+                } else if (what == PACKED) {
+                    uint64_t at = packed_at(job, row, f - base);
                     const uint32_t *from = static_cast<const uint32_t *>(job.w.codes) + at / 4;
                     shift[u] = (unsigned)(at % 4 * 8);
                     codes[u][0] = __ldg(from);
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 uint64_t c = c0 + u * threads_per_block + threadIdx.x;
                 float code[chunk_elems], v[chunk_elems];
                 uint64_t bits = 0;
-                if (what == WORDS)
+                if (what == PACKED)
                     bits = __funnelshift_r(codes[u][0], codes[u][1 % words], shift[u]) |
                            (uint64_t)__funnelshift_r(codes[u][1 % words], codes[u][2 % words],
                                                      shift[u])
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                     uint32_t word = codes[u][nibbles ? 0 : e / 4];
                     if (nibbles)
                         code[e] = __shfl_sync(QC_ALL_LANES, table, (int)(word >> 4 * (e ^ 1)), 16);
-                    else if (what == WORDS)
+                    else if (what == PACKED)
                         code[e] = number_of(job, (uint32_t)(bits >> e * job.bits));
                     else
                         code[e] = (float)(int8_t)(word >> 8 * (e % 4));
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
             float scale = 0.0f;
             if (c < job.cols) {
                 const uint8_t *codes = static_cast<const uint8_t *>(job.w.codes);
-                if (what == WORDS) { /* a code lies in one byte or two */
+                if (what == PACKED) { /* a code lies in one byte or two */
                     uint64_t bit = (job.first_col + c) * job.bits;
                     codes += (job.first_row + row) * job.row_bytes + bit / 8;
                     byte = (codes[0] | codes[(bit % 8 + job.bits - 1) / 8] << 8) >> bit % 8;
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
             }
             float code = nibbles ? __shfl_sync(QC_ALL_LANES, table,
                                                (int)(f % 2 != 0 ? byte : byte >> 4), 16)
-                         : what == WORDS ? number_of(job, byte)
+                         : what == PACKED ? number_of(job, byte)
                                          : (float)(int8_t)byte;
             float v = times(value_of<what, product>(job, code, scale), p);
             if (c < job.ld)
@@ -383,12 +383,12 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
     bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
-    uint64_t begins = what == WORDS ? job.first_col : job.first, apart = what == WORDS ? 0 : job.apart;
+    uint64_t begins = what == PACKED ? job.first_col : job.first, apart = what == PACKED ? 0 : job.apart;
     if (begins % chunk_elems == 0 && job.cols >= chunk_elems &&
         (one || (job.cols % chunk_elems == 0 && apart % chunk_elems == 0 &&
                  job.ld % chunk_elems == 0)) &&
         qc_is_aligned(job.dst, 16) &&
-        qc_is_aligned(job.w.codes, what == NIBBLES || what == WORDS ? 4 : 8)) {
+        qc_is_aligned(job.w.codes, what == NIBBLES || what == PACKED ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
@@ -498,8 +498,8 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
     job.dst = dst;
     job.exponent = exponent;
     job.overflow = overflow;
-    if (ops->words)
-        return launch_dtype<WORDS>(job, dst_dtype, s, err);
+    if (ops->low_first)
+        return launch_dtype<PACKED>(job, dst_dtype, s, err);
     if (qc_form_is_table(ops))
         return launch_dtype<NIBBLES>(job, dst_dtype, s, err);
     return of_blocks ? launch_dtype<BYTES>(job, dst_dtype, s, err)

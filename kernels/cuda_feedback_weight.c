@@ -51,11 +51,11 @@ static uint64_t least_factor(uint64_t power_of_two, uint64_t n)
     return shared >= power_of_two ? 1 : power_of_two / shared;
 }
 
-/* Returns a number of rows whose multiples begin a block, a group, and a block of G unless that has
- * all rows. Codes of 4 bits that begin a block begin a byte. */
+/* Returns a number of rows whose multiples begin a block, a group, a byte of codes, and a block of
+ * G unless that has all rows. */
 static uint64_t unit_rows(const qc_form *form, uint64_t rows, uint64_t n, uint64_t block)
 {
-    const uint64_t elems = qc_form_by_rows(form) ? 1
+    const uint64_t elems = qc_form_by_rows(form) ? form->ops->bits == 4 ? 2 : 1
                            : form->nested        ? (uint64_t)form->block_elems * QC_NESTED_BLOCK
                                                  : form->block_elems;
     const uint64_t least = least_factor(elems, n);
@@ -520,10 +520,8 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
 {
     const int by_rows = qc_form_by_rows(form);
     const uint64_t n = f->n, block = g ? g->block : 0;
-    qc_form own = *form;
-    own.cols = n; /* codes of rows may have gaps between them */
     job j = {.f = f,
-             .form = &own,
+             .form = form,
              .w = w,
              .dtype = dtype,
              .n = n,

@@ -283,7 +283,7 @@ QC_DEVICE float integer_scale(const search_job &job, float absmax, float target,
 {
     const qc_cuda_search_tables *t = job.a.tables;
     if (!job.screened)
-        return qc_integer_scale(job.how, t, t->int8_steps, absmax, j);
+        return qc_integer_scale(job.how, absmax, t->steps[0][job.how.bits - 2][j]);
     float s = __fmul_rn(fabsf(target), t->int4_steps[j]);
     return copysignf(qc_round_scale(job.how.scale_dtype, s), target);
 }
@@ -365,7 +365,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
                         const place &p, unsigned b, unsigned l, const qc_nf4_values &values,
                         elements<chunk> *held)
 {
-    const float *steps = table ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
+    const float *steps = table ? job.a.tables->nf4_steps : job.a.tables->steps[0][6];
     float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
     if (job.a.by_absmax) {
@@ -374,7 +374,8 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
         return best;
     }
     if (job.integer)
-        best.s = integer_scale(job, absmax, t, 0);
+        best.s = t == 0.0f ? qc_round_scale(job.how.scale_dtype, 0.0f)
+                           : integer_scale(job, absmax, t, 0);
     if (job.a.nested) {
         best.code = nearest_code(shared, g, t);
         best.s = scale_of(shared, g, best.code);

@@ -24,8 +24,8 @@ typedef struct {
     uint16_t screen[QC_CUDA_SEARCH_LISTS][256]
                    [32]; /* as in qc_search_tables: list, level, candidate */
     float factor[QC_CUDA_SEARCH_LISTS][16];
-    float nf4_steps[16], int4_steps[16], int8_steps[16], row_steps[16];
-    float int4_row_factor[8];
+    float nf4_steps[16], int4_steps[16];
+    float steps[2][7][16]; /* qc_search_steps_of */
     float refits[16];
     float int8_target;
 } qc_cuda_search_tables;

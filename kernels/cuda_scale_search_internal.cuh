@@ -45,7 +45,6 @@ struct qc_integers {
     unsigned bits;
     bool words;
     qc_dtype scale_dtype;
-    bool either_sign;
     float reach; /* qc_form_reach */
 };
 
@@ -58,7 +57,6 @@ static inline qc_integers qc_integers_of(const qc_form_ops *form, qc_dtype scale
                      form->bits,
                      form->words != 0,
                      scale_dtype,
-                     form->signed_scales != 0,
                      qc_form_reach(form)};
     return s;
 }
@@ -70,34 +68,36 @@ QC_DEVICE float qc_nearest_number(const qc_integers &how, float y)
 }
 
 /* Writes the code of number q to element at + l of a block or run of n elements, whose codes begin
- * at `to` (with a word, if they are packed to words). Lane l of a team has that element; the lanes
- * of a warp call it together, and `at` is a multiple of 16.
+ * at `to`. Lane l of a team has that element; the lanes of a warp call it together, and `at` is a
+ * multiple of 16.
  *
- * 16 codes fill `bits` halfwords, and lane l writes halfword l. Four codes meet in every fourth
- * lane. A halfword begins with one of its codes or between two, and ends in the next four. Bits
- * behind the last code are 0, up to the end of its word. */
+ * 16 codes fill 2 * bits bytes, and lane l writes byte l. Four codes meet in every fourth lane. A
+ * byte begins within four of them, and ends within these or the next four. Bits behind the last
+ * code are 0, up to the end of its word where rows begin with words. */
 QC_DEVICE void qc_put_codes(const qc_integers &how, unsigned char *to, uint32_t n, uint32_t at,
                             unsigned l, float q)
 {
-    const unsigned bits = how.bits;
+    const uint32_t bits = how.bits, wide = 4 * bits;
     uint32_t code = at + l < n ? (uint32_t)((int)q + how.zero) : 0;
     if (bits == 8) {
-        if (at + l < (how.words ? (n + 3) / 4 * 4 : n))
+        if (at + l < n)
             to[at + l] = (unsigned char)code;
         return;
     }
     code |= __shfl_down_sync(QC_ALL_LANES, code, 1, 16) << bits;
     code |= __shfl_down_sync(QC_ALL_LANES, code, 2, 16) << 2 * bits;
-    const uint32_t begin = l < bits ? 16 * l : 0, wide = 4 * bits;
+    const uint32_t begin = l < 2 * bits ? 8 * l : 0;
     const uint32_t four = (begin >= wide) + (begin >= 2 * wide) + (begin >= 3 * wide);
     const uint32_t inside = begin - four * wide;
     uint32_t value = __shfl_sync(QC_ALL_LANES, code, (int)(4 * four), 16) >> inside;
     const uint32_t next = __shfl_sync(QC_ALL_LANES, code, (int)(4 * four + 4) % 16, 16);
     value = four < 3 ? value | next << (wide - inside) : value;
-    const uint32_t half = at / 16 * bits + l, end = (n * bits + 31) / 32 * 2;
-    const bool last = at + 16 >= n; /* there may be one more, without a code */
-    if (at < n && l < bits + last && half < end)
-        reinterpret_cast<uint16_t *>(to)[half] = (uint16_t)(l < bits ? value : 0);
+    const uint32_t byte = at / 8 * bits + l;
+    const uint32_t end = how.words ? (n * bits + 31) / 32 * 4 : (n * bits + 7) / 8;
+    if (l < 2 * bits && byte < end)
+        to[byte] = (unsigned char)value;
+    else if (at < n && at + 16 >= n && byte < end)
+        to[byte] = 0;
 }
 
 /* Rounds as qc_int_round_scale does, for s >= 0. */
@@ -111,14 +111,11 @@ QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
     return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), f16 ? 65504.0f : 0x1.fep120f);
 }
 
-/* Returns candidate j as qc_search_integer_scales has it; steps are those of 8 bits. */
-QC_DEVICE float qc_integer_scale(const qc_integers &how, const qc_cuda_search_tables *t,
-                                 const float *steps, float absmax, uint32_t j)
+/* Returns an integer's scale for a factor of absmax, which has the scale's sign. */
+QC_DEVICE float qc_integer_scale(const qc_integers &how, float absmax, float factor)
 {
-    float factor = how.either_sign ? t->int4_row_factor[j / 2] : steps[j];
-    float s = __fdiv_rn(__fmul_rn(absmax, factor), how.reach);
-    s = qc_round_scale(how.scale_dtype, s);
-    return how.either_sign && j % 2 ? -s : s;
+    float s = __fdiv_rn(__fmul_rn(absmax, fabsf(factor)), how.reach);
+    return copysignf(qc_round_scale(how.scale_dtype, s), factor);
 }
 
 /* Does what qc_int_scale does. */

@@ -79,9 +79,8 @@ template <bool integer> QC_DEVICE bool is_bad(float x)
 /* Returns candidate j. */
 template <bool integer> QC_DEVICE float scale_of(const row_job &job, float absmax, unsigned j)
 {
-    const float *steps = job.a.tables->row_steps;
-    return integer ? qc_integer_scale(job.how, job.a.tables, steps, absmax, j)
-                   : __fmul_rn(absmax, steps[j]);
+    const float factor = job.a.tables->steps[1][job.how.bits - 2][j];
+    return integer ? qc_integer_scale(job.how, absmax, factor) : __fmul_rn(absmax, factor);
 }
 
 template <bool integer> QC_DEVICE float inverse_of(float s)

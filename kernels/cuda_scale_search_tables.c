@@ -7,8 +7,7 @@
 _Static_assert(sizeof((qc_cuda_search_tables *)0)->screen == sizeof((qc_search_tables *)0)->screen,
                "one layout of the screen");
 _Static_assert(sizeof((qc_cuda_search_tables *)0)->factor == sizeof qc_search_factor &&
-                   sizeof((qc_cuda_search_tables *)0)->int4_row_factor ==
-                       sizeof qc_search_int4_row_factor,
+                   sizeof((qc_cuda_search_tables *)0)->steps == sizeof qc_search_steps_of,
                "one layout of the factors");
 _Static_assert(QC_SEARCH_FACTORS == 16 && QC_SEARCH_LISTS == QC_CUDA_SEARCH_LISTS &&
                    QC_SEARCH_RUN == 64 && QC_SEARCH_CANDIDATES == 16,
@@ -19,17 +18,14 @@ _Static_assert(QC_SEARCH_REFIT_COUNT <= QC_CUDA_SEARCH_REFITS && QC_SEARCH_NF4_L
 
 void qc_cuda_search_tables_fill(qc_cuda_search_tables *out)
 {
-    static const float nf4_steps[] = QC_SEARCH_NF4_STEPS, int8_steps[] = QC_SEARCH_INT8_STEPS;
-    static const float int4_steps[] = QC_SEARCH_INT4_STEPS;
-    static const float row_steps[] = QC_SEARCH_ROW_STEPS, refits[] = QC_SEARCH_REFITS;
+    static const float nf4_steps[] = QC_SEARCH_NF4_STEPS, int4_steps[] = QC_SEARCH_INT4_STEPS;
+    static const float refits[] = QC_SEARCH_REFITS;
     memset(out, 0, sizeof *out);
     memcpy(out->screen, qc_search_tables_get()->screen, sizeof out->screen);
     memcpy(out->factor, qc_search_factor, sizeof out->factor);
     memcpy(out->nf4_steps, nf4_steps, sizeof nf4_steps);
     memcpy(out->int4_steps, int4_steps, sizeof int4_steps);
-    memcpy(out->int8_steps, int8_steps, sizeof int8_steps);
-    memcpy(out->row_steps, row_steps, sizeof row_steps);
-    memcpy(out->int4_row_factor, qc_search_int4_row_factor, sizeof qc_search_int4_row_factor);
+    memcpy(out->steps, qc_search_steps_of, sizeof out->steps);
     memcpy(out->refits, refits, sizeof refits);
     out->int8_target = QC_SEARCH_INT8_TARGET;
 }

@@ -16,7 +16,7 @@ namespace
 
 /* Holds what is needed of qc_form_ops, which lie in host memory. */
 struct code_form {
-    bool table, words, by_rows, step_last;
+    bool table, packed, by_rows, step_last;
     uint32_t bits;
     uint64_t row_bytes;
     int zero;
@@ -50,7 +50,7 @@ QC_DEVICE float weight_at(const qc_weights &w, const code_form &form, const floa
     if (form.table)
         return __fmul_rn(codes[f % 2 ? from[f / 2] & 15 : from[f / 2] >> 4], absmax);
     float code;
-    if (form.words) { /* the code lies in one byte or two */
+    if (form.packed) { /* the code lies in one byte or two */
         uint64_t bit = (f - row * w.form.cols) * form.bits;
         from += row * form.row_bytes + bit / 8;
         uint32_t two = from[0] | (uint32_t)from[(bit % 8 + form.bits - 1) / 8] << 8;
@@ -104,7 +104,7 @@ qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
                              sizeof(reference_shared), s, err, qc_weights{}, code_form{}, *e);
     const qc_form_ops *ops = e->w->form.ops;
     const code_form form = {qc_form_is_table(ops) != 0,
-                            ops->words != 0,
+                            ops->low_first != 0,
                             qc_form_by_rows(&e->w->form) != 0,
                             ops->step_last != 0,
                             ops->bits,

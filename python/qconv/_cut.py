@@ -36,14 +36,11 @@ class Cut(NamedTuple):
     def codes(self, form: str):
         """Where the codes lie: (bytes of a row, first row, rows, first byte, bytes), as qc_reader_slice has them.
         Without row bytes the bytes are those of the flattened weight."""
-        bits, words = _library.code_bits(form), _library.in_words(form)
-
-        def row_bytes(cols):
-            return -(-cols * bits // 32) * 4 if words else cols * bits // 8
+        bits, whole = _library.code_bits(form), _library.row_bytes(form, self.whole)
         if self.cols != self.whole:
-            return row_bytes(self.whole), self.first, self.rows, self.col * bits // 8, row_bytes(self.cols)
-        if words:
-            return 0, 0, 1, self.first * row_bytes(self.whole), self.rows * row_bytes(self.whole)
+            return whole, self.first, self.rows, self.col * bits // 8, _library.row_bytes(form, self.cols)
+        if whole * 8 > self.whole * bits:  # behind each row is a gap
+            return 0, 0, 1, self.first * whole, self.rows * whole
         begin = self.first * self.whole * bits // 8
         return 0, 0, 1, begin, -(-(self.first + self.rows) * self.whole * bits // 8) - begin
 

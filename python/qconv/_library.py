@@ -292,13 +292,20 @@ class Shards(_Handle):
 # ---- quantized weights --------------------------------------------------------------------------
 
 
-def in_words(form: str) -> bool:
-    """Whether codes are packed to words of 32 bits, from the least significant bit on. A row begins with a word."""
+def is_packed(form: str) -> bool:
+    """Whether codes are packed from the least significant bit on, and their numbers are not signed."""
     return form.endswith("a16")
 
 
 def code_bits(form: str) -> int:
-    return int(form[1]) if in_words(form) else 4 if form == "nf4" else 8
+    return int(form[1]) if is_packed(form) else 4 if form == "nf4" else 8
+
+
+def row_bytes(form: str, cols: int) -> int:
+    """From the codes of a row to those of the next, where a row begins with a byte, as it does in packed forms: those of
+    2, 3, 5, 6 and 7 bits begin with a word of 32 bits."""
+    bits = code_bits(form)
+    return -(-cols * bits // 32) * 4 if is_packed(form) and bits % 4 else cols * bits // 8
 
 
 def weight(form: str, rows: int, cols: int, block: int, nested_block: int, nested: bool, offset: float = 0.0) -> Weights:

@@ -216,10 +216,10 @@ def _floats(tensor):
     return tensor.view(_F32) if tensor.dtype == torch.uint8 else tensor
 
 
-def _of_words(codes, bits, rows, cols):
-    """[rows, cols]: the codes of rows of words, a byte each. Eight of them are `bits` bytes."""
-    eights, row_bytes = -(-cols // 8), -(-cols * bits // 32) * 4
-    codes = torch.nn.functional.pad(codes.view(rows, row_bytes), (0, eights * bits - row_bytes)).view(rows, eights, bits)
+def _unpacked(codes, form, rows, cols):
+    """[rows, cols]: packed codes, a byte each. Eight of them are `bits` bytes."""
+    bits, eights, size = _library.code_bits(form), -(-cols // 8), _library.row_bytes(form, cols)
+    codes = torch.nn.functional.pad(codes.view(rows, size), (0, eights * bits - size)).view(rows, eights, bits)
     out = []
     for at in range(0, 8 * bits, bits):
         code = codes[..., at // 8] >> at % 8
@@ -243,9 +243,8 @@ def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, r
     if form == "nf4":
         codes = torch.stack((codes >> 4, codes & 15), 1).view(-1)[:n]
         values = _floats(code_map)[codes.int()]
-    elif _library.in_words(form):
-        bits = _library.code_bits(form)
-        values = _of_words(codes, bits, rows, cols).reshape(-1).to(_F32) - 2.0 ** (bits - 1)
+    elif _library.is_packed(form):
+        values = _unpacked(codes, form, rows, cols).reshape(-1).to(_F32) - 2.0 ** (_library.code_bits(form) - 1)
     else:
         values = codes.view(torch.int8).to(_F32)
     share = block or cols

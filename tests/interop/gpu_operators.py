@@ -37,7 +37,7 @@ import torch  # noqa: E402
 
 import qconv  # noqa: E402
 from qconv import _gpu, ops  # noqa: E402
-from qconv._library import code_bits, in_words  # noqa: E402
+from qconv._library import code_bits, is_packed, row_bytes  # noqa: E402
 from qconv._weights import QuantizedWeight  # noqa: E402
 from qconv.torch import Linear  # noqa: E402
 
@@ -107,7 +107,7 @@ def weight(form, rows, cols, block=0, nested=False, seed=0):
     """A random one, on the CPU."""
     g = torch.Generator().manual_seed(seed)
     n = rows * cols
-    size = rows * 4 * -(-cols * code_bits(form) // 32) if in_words(form) else -(-n * code_bits(form) // 8)
+    size = rows * row_bytes(form, cols) if is_packed(form) else -(-n * code_bits(form) // 8)
     codes = torch.randint(-127, 128, (size,), generator=g, dtype=torch.int8)
     count = -(-n // block) if block else rows
     scales, more = (torch.rand(count, generator=g) + 0.5) * 0.02, {}
@@ -135,7 +135,7 @@ def weights():
             yield weight("int8-block", rows, cols, (64, 32)[i % 2], nested, i)
         yield weight("int8", rows, cols, seed=i)
         yield weight("w8a8", rows, cols, seed=i)
-    for rows, cols, block in ((64, 64, 32), (9, 256, 128), (128, 1024, 0), (9, 75, 0)):
+    for rows, cols, block in ((64, 64, 32), (9, 256, 128), (128, 1024, 0), (9, 76, 0)):
         for bits in range(2, 9):
             yield weight(f"w{bits}a16", rows, cols, block)
 

@@ -17,7 +17,7 @@ import torch
 
 import qconv
 from qconv import ops
-from qconv._library import code_bits, in_words
+from qconv._library import is_packed, row_bytes
 from qconv._weights import ROLES, QuantizedWeight
 from qconv.torch import Linear, QuantizedTensor, Stack, routed
 
@@ -33,9 +33,8 @@ def weight(form, rows, cols, block=0, nested=False, seed=0):
     g = torch.Generator().manual_seed(seed)
     n = rows * cols
     codes = torch.randint(-127, 128, ((n + 1) // 2 if form == "nf4" else n,), generator=g, dtype=torch.int8)
-    if in_words(form):
-        count = rows * 4 * -(-cols * code_bits(form) // 32)
-        codes = torch.randint(0, 256, (count,), generator=g, dtype=torch.uint8).view(torch.int8)
+    if is_packed(form):
+        codes = torch.randint(0, 256, (rows * row_bytes(form, cols),), generator=g, dtype=torch.uint8).view(torch.int8)
     count = -(-n // block) if block else rows
     scales = torch.rand(count, generator=g) + 0.5
     maps = {"code_map": torch.tensor(s.NF4_CODE)} if form == "nf4" else {}
@@ -57,7 +56,7 @@ def weights():
     for rows, cols in SHAPES:
         yield weight("int8", rows, cols)
         yield weight("w8a8", rows, cols)
-    for rows, cols, block in ((64, 64, 32), (7, 256, 128), (9, 64, 0), (3, 192, 64), (5, 75, 0), (2, 3, 0)):
+    for rows, cols, block in ((64, 64, 32), (7, 256, 128), (9, 64, 0), (3, 192, 64), (5, 76, 0), (2, 6, 0)):
         for bits in range(2, 9):
             yield weight(f"w{bits}a16", rows, cols, block)
 

@@ -58,14 +58,17 @@ static int can_be_nested(const tried_form *f)
     return !f->by_rows && !f->ops->integer;
 }
 
-/* Words have whole groups in a row, so that it has more columns then. */
+/* Packed codes have whole groups in a row, which begins with a byte, so that it has more columns
+ * then. */
 static host_weight make_weight(qt_rng *rng, const tried_form *f, uint64_t rows, uint64_t cols,
                                uint32_t block, scale_kind scales, int code_map)
 {
     host_weight h;
     memset(&h, 0, sizeof h);
-    if (f->ops->words && !f->by_rows)
-        cols = (cols + block - 1) / block * block;
+    if (f->ops->low_first) {
+        const uint64_t whole = f->by_rows ? 1 + (f->ops->bits == 4) : block;
+        cols = (cols + whole - 1) / whole * whole;
+    }
     uint64_t n = rows * cols;
     h.w = (qc_weights){.form = {.ops = f->ops, .cols = cols}, .rows = rows};
     h.w.form.block_elems = f->by_rows ? 0 : block;

@@ -570,12 +570,12 @@ TEST(codes_are_packed)
         uint8_t *want = qt_alloc(bytes, 1);
         memset(want, 0, bytes);
         for (uint64_t i = 0; i < elems; i++)
-            if (ops->words)
+            if (qc_form_has_gaps(&t.form))
                 qc_form_put_code(ops, want + i / cols * qc_form_row_bytes(&t.form), i % cols,
                                  t.codes[i] + stored(ops));
             else
                 qc_form_put_code(ops, want, i, t.codes[i] + stored(ops));
-        if (!ops->words && ops->bits == 4 && elems % 2)
+        if (ops->bits == 4 && elems % 2)
             qc_form_put_code(ops, want, elems, ops->zero);
         qd_buffer packed = qd_new(bytes, 0);
         QD_OK(qc_cuda_rows_pack(&t.form, t.d_codes.p, elems, packed.p, qd.stream, &qd.err));

@@ -5,15 +5,6 @@
 
 #include "base/workers.h"
 
-static int code_of(const made *m, uint64_t i)
-{
-    qc_form form = m->form;
-    form.cols = m->n;
-    if (!qc_form_has_gaps(&form))
-        return qc_form_code_at(form.ops, m->codes, i);
-    return qc_form_code_at(form.ops, (const uint8_t *)m->codes + i / m->n * qc_form_row_bytes(&form), i % m->n);
-}
-
 /* Shares of codes and scales that differ. */
 static void compare(const made *got, const made *want, double most, const char *what)
 {
@@ -209,7 +200,8 @@ TEST(bytes_are_told)
     expect_least_rows(8192, 8192, &nf4, 0, 2);
     expect_least_rows(100000, 4097, &nf4, 0, 16384);
     expect_least_rows(5, 4097, &rows, 0, 1);
-    expect_least_rows(5, 4097, &channels, 0, 1);
+    /* a byte has the codes of two rows */
+    expect_least_rows(5, 4097, &channels, 0, 2);
     assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 0) == UINT64_MAX);
 }
 

@@ -121,16 +121,11 @@ static void check_ways(blocks_case c, qd_kind kind, qt_rng *rng)
     free(src);
 }
 
-/* Integers of all widths; codes that are packed to words are aligned like words. */
+/* Integers of all widths. */
 static const qc_form_ops *const integers[] = {&qc_form_w2a16, &qc_form_w3a16, &qc_form_w4a16,
                                               &qc_form_w5a16, &qc_form_w6a16, &qc_form_w7a16,
                                               &qc_form_w8a16, &qc_form_w8a8};
 #define INTEGERS ((int)(sizeof integers / sizeof *integers))
-
-static size_t codes_offset_of(const qc_form_ops *form, size_t wish)
-{
-    return form->words ? 4 * wish : wish;
-}
 
 /* All kinds, groups and dtypes of scales. */
 TEST(test_integers)
@@ -145,7 +140,7 @@ TEST(test_integers)
                 blocks_case c = {.dtype = types[turn % 3],
                                  .n = block * (block < 256 ? 11 : 3),
                                  .block = block,
-                                 .codes_offset = codes_offset_of(integers[f], turn % 4),
+                                 .codes_offset = turn % 4,
                                  .integer = integers[f],
                                  .scale_dtype = types[turn / 3 % 3]};
                 void *src = qd_source(&rng, (qd_kind)k, c.dtype, c.n);
@@ -329,11 +324,11 @@ static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void 
 static void check_integer_rows(qz_rows r)
 {
     static unsigned turn;
-    const size_t offset = r.codes_offset;
     r.errors = 1;
     for (int f = 0; f < INTEGERS; f++, turn++) {
         r.integer = integers[f];
-        r.codes_offset = codes_offset_of(integers[f], offset);
+        if (r.integer->bits == 4 && r.cols % 2)
+            continue;
         for (int t = 0; t < (slow ? 3 : 1); t++)
             for (r.by_absmax = 0; r.by_absmax < 2; r.by_absmax++) {
                 r.scale_dtype = types[(turn / 3 + (unsigned)t) % 3];

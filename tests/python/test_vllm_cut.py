@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS / "cli")]
 from qconv import errors  # noqa: E402
 from qconv._cut import cut  # noqa: E402
-from qconv._library import code_bits, in_words  # noqa: E402
+from qconv._library import code_bits  # noqa: E402
 from qconv_case import SANITIZED  # noqa: E402
 
 SMALLEST = 32  # elements of a block
@@ -23,9 +23,9 @@ BLOCKS = (0, 32, 64, 128, 1024, 4096)
 
 
 def row_bits(form, cols):
-    """From the codes of a row to those of the next."""
+    """From the codes of a row to those of the next. They are packed to words, but 4 and 8 bits without a gap."""
     bits = code_bits(form)
-    return -(-cols * bits // 32) * 32 if in_words(form) else cols * bits
+    return -(-cols * bits // 32) * 32 if form in WORDS and bits not in (4, 8) else cols * bits
 
 
 def elements(c, form):
