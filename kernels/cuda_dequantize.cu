@@ -232,7 +232,9 @@ template <layout what, qc_dtype dtype, bool nested>
 __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
 {
     constexpr bool nibbles = what == NIBBLES;
-    constexpr unsigned words = nibbles ? 1 : what == PACKED ? 3 : 2; /* that a chunk's codes lie in */
+    constexpr unsigned words = nibbles          ? 1
+                               : what == PACKED ? 3
+                                                : 2; /* that a chunk's codes lie in */
     unsigned lane = threadIdx.x % 32;
     float table = nibbles ? value_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
@@ -361,10 +363,10 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
                 }
                 scale = block_scale(job, scale_at<what>(job, row, f));
             }
-            float code = nibbles ? __shfl_sync(QC_ALL_LANES, table,
-                                               (int)(f % 2 != 0 ? byte : byte >> 4), 16)
-                         : what == PACKED ? number_of(job, byte)
-                                         : (float)(int8_t)byte;
+            float code =
+                nibbles ? __shfl_sync(QC_ALL_LANES, table, (int)(f % 2 != 0 ? byte : byte >> 4), 16)
+                : what == PACKED ? number_of(job, byte)
+                                 : (float)(int8_t)byte;
             float v = times(value_of<what, product>(job, code, scale), p);
             if (c < job.ld)
                 store_element<dtype>(job, row * job.ld + c, c < job.cols ? v : 0.0f, f);
@@ -383,19 +385,20 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
     bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
-    uint64_t begins = what == PACKED ? job.first_col : job.first, apart = what == PACKED ? 0 : job.apart;
+    uint64_t begins = what == PACKED ? job.first_col : job.first,
+             apart = what == PACKED ? 0 : job.apart;
     if (begins % chunk_elems == 0 && job.cols >= chunk_elems &&
-        (one || (job.cols % chunk_elems == 0 && apart % chunk_elems == 0 &&
-                 job.ld % chunk_elems == 0)) &&
+        (one ||
+         (job.cols % chunk_elems == 0 && apart % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
         qc_is_aligned(job.dst, 16) &&
         qc_is_aligned(job.w.codes, what == NIBBLES || what == PACKED ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
         QC_TRY(qc_cuda_start("dequantize",
-                             job.w.absmax
-                                 ? dequantize_chunks<what, dtype, false>
-                                 : dequantize_chunks<what, dtype, what == NIBBLES || what == BYTES>,
+                             job.w.absmax ? dequantize_chunks<what, dtype, false>
+                                          : dequantize_chunks < what,
+                             dtype, what == NIBBLES || what == BYTES >,
                              grid_for(chunks, threads_per_block * chunks_each * chunk_elems),
                              dim3(threads_per_block), 0, s, err, chunks));
         if (!one || chunks.cols == job.cols)
@@ -453,8 +456,8 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
                 qc_dtype_name(dst_dtype));
     if (of_blocks)
         QC_TRY(qc_cuda_check_block("dequantize", w->form.block_elems, err));
-    if (!w->absmax &&
-        (!of_blocks || ops->integer || w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0))
+    if (!w->absmax && (!of_blocks || ops->integer || w->nested_block == 0 ||
+                       (w->nested_block & (w->nested_block - 1)) != 0))
         QC_FAIL(err, QC_ERR_USAGE,
                 "dequantize: nested block size: expected a power of two, found %u",
                 of_blocks ? w->nested_block : 0u);

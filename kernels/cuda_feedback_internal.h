@@ -26,7 +26,7 @@ struct qc_cuda_feedback {
 /* Holds what kernels take of a form: names and meanings are those of quant/quant_form.h. */
 typedef struct {
     int table; /* qc_form_is_table */
-    int few; /* codes of up to 4 bits, whose scales have factors of their own */
+    int few;   /* codes of up to 4 bits, whose scales have factors of their own */
     int by_rows, integer, signed_scales, step_last;
     float lowest, highest, span, step;
     float reach; /* qc_form_reach */

@@ -62,7 +62,7 @@ struct search_job {
     uint32_t refit_count; /* 0 for ONCE */
     bool screened;        /* whether the screen finds targets */
     uint32_t list;        /* of the screen and its factors */
-    float span; /* as in qc_form_ops */
+    float span;           /* as in qc_form_ops */
     bool integer;
     qc_integers how; /* of evenly spaced codes */
 };
@@ -309,7 +309,8 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
 #pragma unroll
             for (int j = 0; j < together; j++) {
                 float y = __fmul_rn(held->x[e], of[j]);
-                float r = table ? qc_nf4_residue(values, y) : __fadd_rn(y, -qc_nearest_number(job.how, y));
+                float r = table ? qc_nf4_residue(values, y)
+                                : __fadd_rn(y, -qc_nearest_number(job.how, y));
                 sum[j] = __fmaf_rn(r, r, sum[j]);
             }
     }

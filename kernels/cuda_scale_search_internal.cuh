@@ -50,14 +50,8 @@ struct qc_integers {
 
 static inline qc_integers qc_integers_of(const qc_form_ops *form, qc_dtype scale_dtype)
 {
-    qc_integers s = {(float)form->lowest,
-                     (float)form->highest,
-                     form->step,
-                     form->zero,
-                     form->bits,
-                     form->words != 0,
-                     scale_dtype,
-                     qc_form_reach(form)};
+    qc_integers s = {(float)form->lowest, (float)form->highest, form->step,  form->zero,
+                     form->bits,          form->words != 0,     scale_dtype, qc_form_reach(form)};
     return s;
 }
 

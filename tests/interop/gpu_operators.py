@@ -135,9 +135,9 @@ def weights():
             yield weight("int8-block", rows, cols, (64, 32)[i % 2], nested, i)
         yield weight("int8", rows, cols, seed=i)
         yield weight("w8a8", rows, cols, seed=i)
-    for rows, cols, block in ((64, 64, 32), (9, 256, 128), (128, 1024, 0), (9, 76, 0)):
-        for bits in range(2, 9):
-            yield weight(f"w{bits}a16", rows, cols, block)
+    for rows, cols, block in ((64, 64, 32), (9, 256, 128), (128, 1024, 0), (9, 75, 0)):
+        for bits in range(2, 9):  # a row of 4 bits begins with a byte
+            yield weight(f"w{bits}a16", rows, cols + cols % 2 * (bits == 4), block)
 
 
 def product(w, x, bias=None):
