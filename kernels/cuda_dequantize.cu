@@ -454,8 +454,10 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: the result is to be %s; expected F32, F16 or BF16",
                 qc_dtype_name(dst_dtype));
-    if (of_blocks)
-        QC_TRY(qc_cuda_check_block("dequantize", w->form.block_elems, err));
+    const uint32_t block = of_blocks ? w->form.block_elems : 32;
+    if (block < 32 || block > 4096 || (block & (block - 1)) != 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "dequantize: block size: expected a power of two from 32 to 4096, found %u", block);
     if (!w->absmax && (!of_blocks || ops->integer || w->nested_block == 0 ||
                        (w->nested_block & (w->nested_block - 1)) != 0))
         QC_FAIL(err, QC_ERR_USAGE,

@@ -3,8 +3,8 @@
 #ifndef QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 #define QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 
+#include "kernels/cuda_quantize.h"
 #include "kernels/cuda_quantize_internal.cuh"
-#include "kernels/cuda_scale_search.h"
 
 /* dtype is F32, F16 or BF16, and the same in all threads. */
 QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
@@ -48,10 +48,12 @@ struct qc_integers {
     float reach; /* qc_form_reach */
 };
 
-static inline qc_integers qc_integers_of(const qc_form_ops *form, qc_dtype scale_dtype)
+static inline qc_integers qc_integers_of(const qc_form *form)
 {
-    qc_integers s = {(float)form->lowest, (float)form->highest, form->step,  form->zero,
-                     form->bits,          form->words != 0,     scale_dtype, qc_form_reach(form)};
+    const qc_form_ops *ops = form->ops;
+    qc_integers s = {(float)ops->lowest, (float)ops->highest, ops->step,
+                     ops->zero,          ops->bits,           ops->words != 0,
+                     form->scale_dtype,  qc_form_reach(ops)};
     return s;
 }
 

@@ -10,7 +10,6 @@
  * source, rounded. Where scales are those of the largest values, the second
  * reading is left out. */
 #include "kernels/cuda_quantize.h"
-#include "kernels/cuda_scale_search.h"
 
 #include "kernels/cuda_internal.h"
 #include "kernels/cuda_scale_search_internal.cuh"
@@ -31,7 +30,8 @@ struct row_shared {
 };
 
 struct row_job {
-    qc_cuda_search_rows_job a;
+    qc_cuda_quantize_job a;
+    uint64_t rows, cols;
     uint64_t runs;      /* how many a row has */
     uint64_t row_bytes; /* from the codes of a row to those of the next */
     qc_integers how;
@@ -48,9 +48,9 @@ QC_DEVICE row_run run_of(const row_job &job, uint64_t row, uint64_t run)
 {
     row_run r = {0, run, 0};
     if (run < job.runs) {
-        uint64_t left = job.a.cols - run * run_elems;
+        uint64_t left = job.cols - run * run_elems;
         r.n = left < run_elems ? (uint32_t)left : run_elems;
-        r.begin = row * job.a.cols + run * run_elems;
+        r.begin = row * job.cols + run * run_elems;
     }
     return r;
 }
@@ -194,7 +194,7 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
         }
     }
     if (r.n > 0 && l == 0)
-        reinterpret_cast<float4 *>(job.a.errors)[row * job.runs + r.run] =
+        reinterpret_cast<float4 *>(job.a.sums)[row * job.runs + r.run] =
             make_float4(ee, xx, most, __uint_as_float(column));
 }
 
@@ -203,7 +203,7 @@ template <bool integer>
 QC_DEVICE float find_scale(const row_job &job, row_shared &shared, uint64_t row, float absmax)
 {
     unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
-    if (integer && (job.a.by_absmax || absmax == 0.0f))
+    if (integer && (!job.a.searched || absmax == 0.0f))
         return qc_integer_scale_of(job.how, absmax);
     if (threadIdx.x < candidates)
         shared.scale[threadIdx.x] = scale_of<integer>(job, absmax, threadIdx.x);
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(16 * most_runs, 4) search_rows(row_job job)
 {
     QC_SHARED(row_shared, shared);
     unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
-    for (uint64_t row = blockIdx.x; row < job.a.rows; row += gridDim.x) {
+    for (uint64_t row = blockIdx.x; row < job.rows; row += gridDim.x) {
         if (threadIdx.x == 0)
             shared.largest = 0;
         if (threadIdx.x < candidates)
@@ -251,34 +251,25 @@ __global__ void __launch_bounds__(16 * most_runs, 4) search_rows(row_job job)
         for (uint64_t first = 0; first < job.runs; first += teams)
             encode_run<integer>(job, run_of(job, row, first + team), row, l, scb);
         if (threadIdx.x == 0)
-            job.a.scb[row] = scb;
+            job.a.absmax[row] = scb;
         __syncthreads(); /* shared is about to be written again */
     }
 }
 
 } // namespace
 
-extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
+extern "C" qc_status qc_cuda_search_rows(const qc_cuda_quantize_job *a, qc_cuda_stream s,
                                          qc_error *err)
 {
-    const qc_form_ops *form = a->form;
-    QC_TRY(qc_cuda_check_source("search_rows", a->dtype, err));
-    if (a->by_absmax && !form->integer)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "search_rows: only integers take absmax as their scale; search the scales of all "
-                "others");
-    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
-    if (a->rows == 0)
-        return QC_OK;
-    if (a->cols == 0) /* the absmax of nothing is 0 */
-        return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
-    qc_form rows = {};
-    rows.ops = form;
-    rows.cols = a->cols;
-    row_job job = {*a, a->cols / run_elems + (a->cols % run_elems != 0), qc_form_row_bytes(&rows),
-                   qc_integers_of(form, a->scale_dtype)};
+    const uint64_t cols = a->form.cols, rows = a->n / cols;
+    row_job job = {*a,
+                   rows,
+                   cols,
+                   cols / run_elems + (cols % run_elems != 0),
+                   qc_form_row_bytes(&a->form),
+                   qc_integers_of(&a->form)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
-    return qc_cuda_start("search_rows", form->integer ? search_rows<true> : search_rows<false>,
-                         dim3(qc_cuda_grid_x(a->rows, 1)), dim3(16 * teams), sizeof(row_shared), s,
-                         err, job);
+    return qc_cuda_start(
+        "search_rows", a->form.ops->integer ? search_rows<true> : search_rows<false>,
+        dim3(qc_cuda_grid_x(rows, 1)), dim3(16 * teams), sizeof(row_shared), s, err, job);
 }
