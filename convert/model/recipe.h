@@ -67,6 +67,7 @@ typedef struct {
     uint32_t zeros;       /* tensor index of the zero points; UINT32_MAX: it is the middle code */
     uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
     unsigned bits;        /* bits of a code */
+    int padded;           /* no code lies in two words, as compressed-tensors packed before 0.18 */
     int zero_add;         /* added to a stored zero point */
     qc_integer_args said;
     unsigned ndim;

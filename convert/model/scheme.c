@@ -198,7 +198,8 @@ static const char *rows_obstacle(const qc_scheme_row *row, uint32_t block_elems,
         return "is not a Linear of compressed-tensors";
     if (!row->by_rows && block_elems && cols % block_elems)
         return "has rows of no whole groups";
-    return cols * row->bits % qc_dtype_bits(row->code_dtype) ? "has rows of no whole words" : NULL;
+    const int whole = row->form->words || cols * row->bits % qc_dtype_bits(row->code_dtype) == 0;
+    return whole ? NULL : "has rows of no whole words";
 }
 
 const char *qc_candidate_obstacle(const qc_candidate *c, uint64_t cols)
