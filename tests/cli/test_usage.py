@@ -11,7 +11,7 @@ from qconv_case import QCONV, QconvCase, ROOT
 import make_checkpoint as mk
 
 COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate"]
-PYTHON_COMMANDS = ["eval", "calibrate", "plan-training", "from-torch", "report"]
+PYTHON_COMMANDS = ["eval", "calibrate", "importance", "plan-training", "from-torch", "report"]
 
 
 # What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
