@@ -266,8 +266,10 @@ qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_er
     const qc_expert_names *names = qc_experts_names(c);
     const unsigned traits = names ? names->traits : 0;
     if (traits & QC_EXPERTS_TURNED && o->experts != QC_EXPERTS_SEPARATE &&
-        (o->to == QC_TO_BF16 || o->to == QC_TO_FP16))
-        return qc_experts_decode(c, o->to == QC_TO_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err);
+        (o->to == QC_TO_BF16 || o->to == QC_TO_FP16)) {
+        QC_TRY(qc_experts_decode(c, o->to == QC_TO_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err));
+        return qc_experts_warn(c, 1, 0, err);
+    }
     if (traits & QC_EXPERTS_MODULES && o->experts == QC_EXPERTS_STACKED)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "--experts stacked: loaders have a module for each expert of this model type where "

@@ -165,8 +165,8 @@ static int are_pair(const uint64_t up[3], const uint64_t down[3])
     return up[0] == down[0] && up[1] % 2 == 0 && up[1] / 2 == down[2] && up[2] == down[1];
 }
 
-/* Are these the shapes of a layer's stacks that lie as [experts, in, out]? Then they become what they
- * are as codes. */
+/* Are these the shapes of a layer's stacks that lie as [experts, in, out]? Then they become what
+ * they are as codes. */
 static int are_turned_pair(uint64_t dims[2][3])
 {
     uint64_t d[2][3];
@@ -449,12 +449,13 @@ qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error 
     if (stacks == 0)
         return QC_OK;
     if (known == stacks)
-        return qc_checkpoint_warn(c, err,
-                                  "%" PRIu64 " stack%s of experts ('%.160s' is the first) with "
-                                  "%" PRIu64 " weights %s kept as they are; --experts stacked "
-                                  "quantizes them, for transformers 5 after `import qconv` and for "
-                                  "qconv.load",
-                                  stacks, qc_plural(stacks), first, weights, qc_are(stacks));
+        return qc_checkpoint_warn(
+            c, err,
+            "%" PRIu64 " stack%s of experts ('%.160s' is the first) with "
+            "%" PRIu64 " weights %s kept as they are; --experts stacked "
+            "quantizes them to nf4 and int8, for transformers 5 after `import "
+            "qconv` and for qconv.load",
+            stacks, qc_plural(stacks), first, weights, qc_are(stacks));
     return qc_checkpoint_warn(c, err,
                               "%" PRIu64 " stack%s of experts ('%.160s' is the first) with %" PRIu64
                               " weights %s kept as they are, because it is not known for this "

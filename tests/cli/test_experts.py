@@ -159,7 +159,7 @@ class Experts(Mixture):
         self.model(tensors, {"model_type": "granitemoe", "num_local_experts": 3, "torch_dtype": "bfloat16"})
         said = self.warned("--to", "nf4", *PLAIN, "m", "kept")
         self.assertIn("2 stacks of experts", said)
-        self.assertIn("--experts stacked quantizes them", said)
+        self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
         out = self.made("o", *FORMS["absmax"], "--experts", "stacked", "m")
         codes, _ = oracle.nf4(mk.decode("BF16", tensors[up][2]), 64)
         self.assertEqual(out[up], ("U8", [len(codes), 1], codes))
@@ -252,15 +252,15 @@ class Turned(Mixture):
     def test_tiles(self):
         """Matrices of several tiles and frames, read in parts of columns or in whole ones, by one thread and by three; the
         source also compressed."""
-        for shapes in ({"inner": 4224, "hidden": 640}, {"inner": 192, "hidden": 11008}):
+        for form, shapes in (("nf4", {"inner": 4224, "hidden": 640}), ("int8", {"inner": 192, "hidden": 11008})):
             self.both(experts=1, layers=(0,), **shapes)
-            wanted = self.made("r8", "--to", "int8", "r")
+            wanted = self.made("wanted", "--to", form, "r")
             self.ok("-q", "--force", "--to", "keep", "f", "z")
             for threads, source in (("1", "f"), ("3", "f"), ("3", "z")):
-                self.assertEqual(self.made("f8", "--to", "int8", "--threads", threads, source), wanted, shapes)
-            back = [self.made("back", "--to", "bf16", "--threads", threads, "f8") for threads in ("1", "3")]
+                self.assertEqual(self.made("o", "--to", form, "--threads", threads, source), wanted, shapes)
+            back = [self.made("back", "--to", "bf16", "--threads", threads, "o") for threads in ("1", "3")]
             self.assertEqual(*back)
-            one = self.made("one", "--to", "bf16", "--experts", "separate", "f8")
+            one = self.made("one", "--to", "bf16", "--experts", "separate", "o")
             path = "model.layers.0.feed_forward.experts."
             gate, up, down = (one["%s0.%s_proj.weight" % (path, m)] for m in ("gate", "up", "down"))
             self.assertEqual(back[0][path + "down_proj"], turned([1, *down[1]], down[2]))
@@ -271,7 +271,7 @@ class Turned(Mixture):
         """gpt-oss': gate and up alternate, so there are stacks alone, kept without the option."""
         _, fused = self.both("gpt_oss")
         said = self.warned("--to", "nf4", *PLAIN, "f", "kept")
-        self.assertIn("--experts stacked quantizes them", said)
+        self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
         straight = {name: turned(*t[1:]) for name, t in fused.items() if "experts" in name}
         for form in ("absmax", "nf4"):
             out = self.made("o", *FORMS[form], "--experts", "stacked", "f")
