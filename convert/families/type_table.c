@@ -133,7 +133,7 @@ const qc_cache_row *qc_cache_row_usual(void)
 static const qc_expert_names expert_names[] = {
     {" qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text deepseek_v2 deepseek_v3 "
      "deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa olmoe flex_olmo "
-     "exaone_moe solar_open cohere2_moe mellum hunyuan_v1_moe longcat_flash qwen3_vl_moe_text ",
+     "exaone_moe solar_open cohere2_moe mellum hunyuan_v1_moe longcat_flash ",
      "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL, "mlp", 0},
     {" mixtral minimax minimax_m2 ", "block_sparse_moe.experts", "w1", "w3", "w2",
      "block_sparse_moe.gate.weight", "mlp", 0},

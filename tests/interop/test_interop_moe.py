@@ -32,16 +32,16 @@ transformers.logging.set_verbosity_warning()  # test_interop_forms wants errors 
 # What qconv writes for each expert by itself.
 SEPARATE = """mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe_text qwen3_5_moe phimoe olmoe flex_olmo deepseek_v2 deepseek_v3
     deepseek_v32 glm4_moe glm4_moe_lite glm_moe_dsa jamba ernie4_5_moe minimax minimax_m2 lfm2_moe dots1 hunyuan_v1_moe
-    longcat_flash nemotron_h exaone_moe afmoe solar_open cohere2_moe mellum qwen3_vl_moe qwen3_vl_moe_text""".split()
+    longcat_flash nemotron_h exaone_moe afmoe solar_open cohere2_moe mellum qwen3_vl_moe""".split()
 # The same, and transformers makes a module for each where bitsandbytes is named, so qconv has nothing to say.
 MODULES = ["llama4_text"]
 # Stacks whose layout qconv does not know, kept in 16 bits with a warning.
-KEPT = """aria_text jetmoe""".split()
+KEPT = """aria_text jetmoe qwen3_vl_moe_text""".split()
 # Published as stacks, which --experts stacked quantizes. transformers 4 has no place for them but by qconv.load, which
 # does not multiply with gpt-oss' there.
 PUBLISHED = """granitemoe granitemoeshared granitemoehybrid gpt_oss""".split()
 # In floats these load as stacks only.
-ONLY_STACKS = ["llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text"]
+ONLY_STACKS = ["llama4_text", "qwen3_vl_moe"]
 # In 16 bits, stacks of these lie as [experts, in, out].
 TURNED = """llama4_text qwen3_vl_moe gpt_oss""".split()
 TYPES = {name: {} for name in SEPARATE + MODULES + KEPT + PUBLISHED}
@@ -67,7 +67,6 @@ TYPES |= {
     "longcat_flash": LATENT | {"ffn_hidden_size": 128, "expert_ffn_hidden_size": 64, "n_routed_experts": 4,
                                "zero_expert_num": 2, "moe_topk": 2, "num_layers": 1},
     "qwen3_vl_moe": {"text_config": {"moe_intermediate_size": 128}},  # square stacks are kept
-    "qwen3_vl_moe_text": {"moe_intermediate_size": 128},
     "nemotron_h": {"layers_block_type": ["moe", "attention"], "n_groups": 1, "mamba_num_heads": 4, "mamba_head_dim": 16,
                    "ssm_state_size": 16},
 }
