@@ -181,7 +181,7 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
     const qc_checkpoint_tensor *t = &c->model->tensors[tensor];
-    if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
+    if (coded_of(c, tensor) && !qc_coding_is_packed(coded_of(c, tensor)->coding))
         return t->dtype;
     if (c->options->recipe.rest == QC_REST_BF16)
         return QC_DTYPE_BF16;
@@ -205,7 +205,7 @@ static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme sch
 static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
 {
     uint64_t rows, cols;
-    if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
+    if (coded_of(c, tensor) && !qc_coding_is_packed(coded_of(c, tensor)->coding))
         return c->model->tensors[tensor].bytes + c->scale_bytes[tensor];
     shape_of(c, tensor, &rows, &cols);
     return rows * cols * (qc_dtype_bits(kept_dtype(c, tensor)) / 8);
@@ -615,7 +615,7 @@ static void apply_choice(chooser *c)
             uint32_t tensor = c->members[i].tensor;
             qc_recipe_entry *e = &c->recipe->entries[tensor];
             set_entry(c, e, tensor, k);
-            e->why = why_of(c, group, e->coded && !qc_coding_is_integer(e->coded->coding));
+            e->why = why_of(c, group, e->coded && !qc_coding_is_packed(e->coded->coding));
         }
     }
     qc_recipe_settle_scales(c->recipe, c->model);
