@@ -46,7 +46,7 @@ def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
         dtype = getattr(torch, dtype, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise errors.InputError(f"the dtype of {out} is {dtype!r:.40}; expected one of torch for floats")
-    with taken_as(kind):
+    with taken_as(kind), contextlib.ExitStack() as stack:
         state = state_of(tensors, found, kind, config, dtype)
         weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
         del tensors
@@ -54,8 +54,11 @@ def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
             from . import _experts
             _experts.register()
             kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
+            stack.enter_context(_experts.gathered())
         kwargs = {k: v for k, v in kwargs.items() if k != "trust_remote_code"}
         kwargs["ignore_mismatched_sizes"] = True  # here they are an exception that names one
+        if any(".experts." in name and not tensor.stacked for name, tensor in weights.items()):
+            stack.enter_context(experts_as_modules(kind))
         model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype,
                                            output_loading_info=True, **kwargs)
         for name, *sizes in sorted(info["mismatched_keys"]):
@@ -94,6 +97,21 @@ def taken_as(kind):
             raise QuantizedTensor.refused from None
         raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
                                 f"{kind.__name__}: {[*str(e).splitlines(), type(e).__name__][0]}") from e
+
+
+@contextlib.contextmanager
+def experts_as_modules(kind):
+    """Builds a model as transformers does whose weights are codes: Llama 4 with a module for each expert."""
+    from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as patches
+    module = sys.modules[kind.__module__]
+    plain = {name: vars(module)[name] for name in patches if name in vars(module)}
+    for name, stacks in plain.items():
+        modules = patches[name]["module_name"]
+        setattr(module, name, type(name, (stacks,), {"__new__": lambda cls, config, modules=modules: modules(config)}))
+    try:
+        yield
+    finally:
+        vars(module).update(plain)
 
 
 # ---- what the output says -----------------------------------------------------------------------
