@@ -190,6 +190,13 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
     return coded_of(c, tensor) ? coded_of(c, tensor)->dtype : qc_checkpoint_dtype(t);
 }
 
+static qc_candidate_form form_of(const chooser *c, uint32_t g, unsigned k)
+{
+    qc_candidate_form form;
+    (void)qc_candidate_step(&c->out->rows[k], c->out->groups[g].step[k], &form);
+    return form;
+}
+
 static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme scheme,
                                 uint32_t block_elems)
 {
@@ -211,39 +218,37 @@ static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
     return rows * cols * (qc_dtype_bits(kept_dtype(c, tensor)) / 8);
 }
 
-static void size_group(chooser *c, uint32_t g)
+/* Counts a group's weights, and the bytes of candidate k at the group's step. */
+static void size_group(chooser *c, uint32_t g, unsigned k)
 {
     qc_auto_group *group = &c->out->groups[g];
-    uint32_t first = c->first_member[g], end = c->first_member[g + 1];
-    uint64_t last_rows = 0, last_cols = 0, each[QC_CANDIDATES] = {0};
+    const qc_candidate_form form = form_of(c, g, k);
+    uint64_t last_rows = 0, last_cols = 0, each = 0;
     qc_dtype last = QC_DTYPE_COUNT;
-    group->weights = end - first;
-    group->importance = qc_auto_importance(c->members[first].key);
-    for (uint32_t i = first; i < end; i++) {
+    group->bytes[k] = group->elems = 0;
+    for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
         uint32_t tensor = c->members[i].tensor;
         qc_dtype dtype = qc_checkpoint_dtype(&c->model->tensors[tensor]);
         uint64_t rows, cols;
         shape_of(c, tensor, &rows, &cols);
         group->elems += rows * cols;
-        if (rows != last_rows || cols != last_cols || dtype != last) {
-            for (unsigned k = 0; k < QC_CANDIDATE_16BIT; k++)
-                each[k] =
-                    quantized_bytes(c, tensor, c->out->rows[k].scheme, c->out->rows[k].block_elems);
-            last_rows = rows;
-            last_cols = cols;
-            last = dtype;
-        }
-        each[QC_CANDIDATE_16BIT] = kept_bytes(c, tensor);
-        for (unsigned k = 0; k < QC_CANDIDATES; k++)
-            group->bytes[k] += each[k];
+        if (k == QC_CANDIDATE_16BIT)
+            each = kept_bytes(c, tensor);
+        else if (rows != last_rows || cols != last_cols || dtype != last)
+            each = quantized_bytes(c, tensor, form.scheme, form.block_elems);
+        last_rows = rows;
+        last_cols = cols;
+        last = dtype;
+        group->bytes[k] += each;
     }
 }
 
-/* Makes candidate k an entry's scheme. */
-static void set_entry(const chooser *c, qc_recipe_entry *e, uint32_t tensor, unsigned k)
+/* Makes candidate k an entry's scheme, as the weight's group holds it. */
+static void set_entry(const chooser *c, uint32_t g, qc_recipe_entry *e, uint32_t tensor, unsigned k)
 {
-    e->scheme = c->out->rows[k].scheme;
-    e->block_elems = c->out->rows[k].block_elems;
+    const qc_candidate_form form = form_of(c, g, k);
+    e->scheme = form.scheme;
+    e->block_elems = form.block_elems;
     if (k != QC_CANDIDATE_16BIT)
         return;
     e->transpose = 0;
@@ -260,9 +265,9 @@ static void expect_group(chooser *c, uint32_t g)
     shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
     for (unsigned k = 0; k < QC_CANDIDATES; k++)
         c->out->groups[g].rel_mse[k] =
-            qc_candidate_obstacle(&c->out->rows[k], cols)
-                ? (double)NAN
-                : qc_auto_normal_mse(&c->out->rows[k], cols, c->options->recipe.scale);
+            c->out->groups[g].holds & 1u << k
+                ? qc_auto_normal_mse(form_of(c, g, k), cols, c->options->recipe.scale)
+                : (double)NAN;
 }
 
 static uint32_t sampled_of(const chooser *c, uint32_t g)
@@ -277,24 +282,33 @@ static qc_status measure_groups(chooser *c, qc_error *err)
     for (uint32_t g = 0; g < c->out->group_count; g++)
         count += sampled_of(c, g);
     qc_auto_sample *samples = NULL;
+    qc_candidate_form(*forms)[QC_CANDIDATES] = NULL;
     QC_TRY(qc_arena_array(c->scratch, &samples, count, err));
+    QC_TRY(qc_arena_array(c->scratch, &forms, c->out->group_count, err));
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         uint64_t n = c->first_member[g + 1] - c->first_member[g], k = sampled_of(c, g);
+        for (unsigned candidate = 0; candidate < QC_CANDIDATES; candidate++)
+            forms[g][candidate] = form_of(c, g, candidate);
         for (uint64_t i = 0; i < k; i++) {
             qc_auto_sample *s = &samples[at++];
             s->tensor = c->members[c->first_member[g] + (2 * i + 1) * n / (2 * k)].tensor;
             shape_of(c, s->tensor, &s->rows, &s->cols);
             s->transpose = c->recipe->entries[s->tensor].transpose;
             s->coded = coded_of(c, s->tensor);
+            s->wanted = c->out->groups[g].holds;
+            s->forms = forms[g];
         }
     }
     unsigned threads = c->call->threads ? c->call->threads : qc_cpu_count();
-    QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, &c->options->recipe, threads,
-                           err));
+    QC_TRY(qc_auto_measure(samples, count, c->model, &c->options->recipe, threads, err));
     at = 0;
-    for (uint32_t g = 0; g < c->out->group_count; at += sampled_of(c, g), g++)
-        if (qc_auto_combine(c->out->groups[g].rel_mse, samples + at, sampled_of(c, g)))
-            c->out->groups[g].reason = "not finite";
+    for (uint32_t g = 0; g < c->out->group_count; at += sampled_of(c, g), g++) {
+        qc_auto_group *group = &c->out->groups[g];
+        if (qc_auto_combine(group->rel_mse, &group->mean_square, samples + at, sampled_of(c, g)))
+            group->reason = "not finite";
+        if (!(group->holds & 1u << QC_CANDIDATE_16BIT))
+            group->rel_mse[QC_CANDIDATE_16BIT] = (double)NAN;
+    }
     for (uint32_t i = 0; i < count; i++) {
         c->out->sampled_rows += samples[i].rows_read;
         c->out->sampled_bytes += samples[i].bytes_read;
@@ -310,7 +324,7 @@ static qc_status weigh_groups(chooser *c, qc_auto_weigh weigh, qc_error *err)
     QC_TRY(qc_arena_array(c->scratch, &tensors, c->member_count, err));
     for (uint32_t i = 0; i < c->member_count; i++)
         tensors[i] = c->members[i].tensor;
-    const qc_auto_weights w = {c->arena, &plan, c->candidates, c->first_member, tensors};
+    const qc_auto_weights w = {c->arena, &plan, c->first_member, tensors};
     return qc_auto_weigh_groups(c->out, &w, weigh, err);
 }
 
@@ -346,36 +360,38 @@ static uint32_t item_with(const chooser *c, const module *m)
     return c->item_count;
 }
 
-/* Adds a group to its item. Costs that are NaN stay so. */
+static qc_status find_items(chooser *c, qc_error *err)
+{
+    const uint32_t groups = c->out->group_count;
+    QC_TRY(qc_arena_array(c->scratch, &c->items, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->item_of, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->modules, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->chosen, groups, err));
+    for (uint32_t g = 0; g < groups; g++) {
+        module m = module_of(c, g);
+        const uint32_t i = c->item_of[g] = item_with(c, &m);
+        if (i < c->item_count) {
+            c->out->together = 1;
+            continue;
+        }
+        c->items[i] = (qc_auto_item){.segment = m.segment};
+        c->modules[c->item_count++] = m;
+    }
+    return QC_OK;
+}
+
+/* Adds what a group costs and takes to its item. Costs that are NaN stay so. */
 static void add_to_item(chooser *c, uint32_t g)
 {
     qc_auto_group *group = &c->out->groups[g];
-    module m = module_of(c, g);
-    uint32_t i = item_with(c, &m);
-    qc_auto_item *it = &c->items[i];
-    int too_long = 0; /* rows that have one scale have a limit of their own */
-    for (uint32_t k = c->first_member[g]; k < c->first_member[g + 1]; k++) {
-        uint64_t rows, cols;
-        shape_of(c, c->members[k].tensor, &rows, &cols);
-        too_long |= cols > QC_FRAME_MAX_BYTES;
-    }
-    if (i == c->item_count) {
-        *it = (qc_auto_item){.segment = m.segment};
-        c->modules[c->item_count++] = m;
-    } else {
-        c->out->together = 1;
-    }
+    qc_auto_item *it = &c->items[c->item_of[g]];
     for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        if (!(c->candidates & 1u << k) || c->room[g][k] == QC_TP_UNSPLIT ||
-            (too_long && qc_schemes[c->out->rows[k].scheme].by_rows))
-            group->rel_mse[k] = (double)NAN;
         if (!c->out->weighed || isnan(group->rel_mse[k]))
             group->cost[k] = group->importance * group->rel_mse[k];
         it->cost[k] += group->reason ? (double)NAN : group->cost[k];
         it->bytes[k] = qc_sat_add(it->bytes[k], c->room[g][k]);
     }
     group->chosen = QC_CANDIDATE_16BIT;
-    c->item_of[g] = i;
 }
 
 static int has_candidate(const double *errors)
@@ -435,39 +451,101 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
             j->elems > c->fixed_largest[s])
             c->fixed_largest[s] = j->elems;
     }
-    for (uint32_t g = 0; g < c->out->group_count; g++)
-        memcpy(c->room[g], c->out->groups[g].bytes, sizeof *c->room);
     return QC_OK;
 }
 
-/* Finds what each group takes on a card of --tp with each candidate, and what the rest does. */
-static qc_status sum_shares(chooser *c, qc_error *err)
+/* Finds what each tensor takes on a card of --tp where the groups of `items` that lack candidate k
+ * have it, at the step that is in the groups. */
+static qc_status sum_shares(chooser *c, unsigned k, uint64_t **bytes, qc_error *err)
 {
     const qc_tp_split split = {qc_family_of(c->model), c->geometry, c->ranks};
     const uint32_t count = (uint32_t)c->model->tensor_count;
     qc_recipe trial = *c->recipe;
-    uint64_t *bytes = NULL;
-    QC_TRY(qc_tp_geometry(&c->share, c->scratch, c->geometry, c->ranks, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->fixed, c->segments->count, err));
+    qc_plan plan;
     QC_TRY(qc_arena_array(c->scratch, &trial.entries, count, err));
-    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        qc_plan plan;
-        memcpy(trial.entries, c->recipe->entries, count * sizeof *trial.entries);
-        for (uint32_t i = 0; i < c->member_count; i++)
-            set_entry(c, &trial.entries[c->members[i].tensor], c->members[i].tensor, k);
-        qc_recipe_settle_scales(&trial, c->model);
-        QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, &trial, c->call, c->options, err));
-        QC_TRY(qc_tp_sum_tensors(&bytes, c->scratch, &plan, c->segments, &split,
-                                 k != QC_CANDIDATE_16BIT, err));
-        for (uint32_t g = 0; g < c->out->group_count; g++)
-            for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++)
-                c->room[g][k] = qc_sat_add(c->room[g][k], bytes[c->members[i].tensor]);
+    memcpy(trial.entries, c->recipe->entries, count * sizeof *trial.entries);
+    for (uint32_t g = 0; g < c->out->group_count; g++)
+        for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++)
+            set_entry(c, g, &trial.entries[c->members[i].tensor], c->members[i].tensor, k);
+    qc_recipe_settle_scales(&trial, c->model);
+    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, &trial, c->call, c->options, err));
+    return qc_tp_sum_tensors(bytes, c->scratch, &plan, c->segments, &split,
+                             k != QC_CANDIDATE_16BIT, err);
+}
+
+/* Can candidate k hold a group at the group's step? bytes [tensor_count]: what each tensor then
+ * takes on a card of --tp; NULL without it. */
+static int can_hold(const chooser *c, uint32_t g, unsigned k, const uint64_t *bytes)
+{
+    const qc_candidate_form form = form_of(c, g, k);
+    int can = 1;
+    for (uint32_t i = c->first_member[g]; can && i < c->first_member[g + 1]; i++) {
+        const uint32_t tensor = c->members[i].tensor;
+        uint64_t rows, cols;
+        shape_of(c, tensor, &rows, &cols);
+        can = !qc_candidate_obstacle(form, cols) && !(bytes && bytes[tensor] == QC_TP_UNSPLIT);
+        /* Rows that have one scale have a limit of their own. */
+        can &= !qc_schemes[form.scheme].by_rows || cols <= QC_FRAME_MAX_BYTES;
     }
-    /* What is not chosen has the same bytes with every candidate, and now those of the last. */
-    for (uint32_t i = 0; i < count; i++) {
+    return can;
+}
+
+/* Finds the first step at which candidate k holds all groups of each item, and what they take then.
+ * Groups of items without such a step do not hold it. */
+static qc_status find_steps(chooser *c, unsigned k, qc_error *err)
+{
+    const uint32_t groups = c->out->group_count;
+    unsigned char *lacks = NULL; /* per item: it has no step so far; 2: this step does not do */
+    uint64_t *bytes = NULL;
+    uint32_t left = c->item_count;
+    qc_candidate_form form;
+    QC_TRY(qc_arena_array(c->scratch, &lacks, c->item_count, err));
+    memset(lacks, 1, c->item_count);
+    for (unsigned step = 0; left > 0 && qc_candidate_step(&c->out->rows[k], step, &form); step++) {
+        for (uint32_t g = 0; g < groups; g++)
+            if (lacks[c->item_of[g]])
+                c->out->groups[g].step[k] = (unsigned char)step;
+        if (c->ranks > 0)
+            QC_TRY(sum_shares(c, k, &bytes, err));
+        for (uint32_t g = 0; g < groups; g++)
+            if (lacks[c->item_of[g]] && !can_hold(c, g, k, bytes))
+                lacks[c->item_of[g]] = 2;
+        left = 0;
+        for (uint32_t i = 0; i < c->item_count; i++) {
+            lacks[i] = lacks[i] == 2;
+            left += lacks[i];
+        }
+        for (uint32_t g = 0; g < groups; g++) {
+            qc_auto_group *group = &c->out->groups[g];
+            if (lacks[c->item_of[g]] || group->holds & 1u << k)
+                continue;
+            group->holds |= 1u << k;
+            size_group(c, g, k);
+            c->room[g][k] = bytes ? 0 : group->bytes[k];
+            for (uint32_t i = c->first_member[g]; bytes && i < c->first_member[g + 1]; i++)
+                c->room[g][k] = qc_sat_add(c->room[g][k], bytes[c->members[i].tensor]);
+        }
+    }
+    /* What is not chosen has the same bytes with every candidate. */
+    for (uint32_t i = 0; k == QC_CANDIDATE_16BIT && bytes && i < c->model->tensor_count; i++)
         if (!is_choosable(c, i) && bytes[i] > 0)
             c->fixed[c->segments->of_tensor[i]] += bytes[i];
+    return QC_OK;
+}
+
+/* Finds the candidates that each group may have, and the bytes of each. 16 bits are looked at even
+ * if they are no candidate, as a group that has none stays so. */
+static qc_status find_candidates(chooser *c, qc_error *err)
+{
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        c->out->groups[g].weights = c->first_member[g + 1] - c->first_member[g];
+        c->out->groups[g].importance = qc_auto_importance(c->members[c->first_member[g]].key);
     }
+    for (unsigned k = 0; k < QC_CANDIDATES; k++)
+        if (c->candidates & 1u << k || k == QC_CANDIDATE_16BIT)
+            QC_TRY(find_steps(c, k, err));
+    for (uint32_t g = 0; g < c->out->group_count; g++)
+        c->out->groups[g].holds &= c->candidates;
     return QC_OK;
 }
 
@@ -614,7 +692,7 @@ static void apply_choice(chooser *c)
         for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
             uint32_t tensor = c->members[i].tensor;
             qc_recipe_entry *e = &c->recipe->entries[tensor];
-            set_entry(c, e, tensor, k);
+            set_entry(c, g, e, tensor, k);
             e->why = why_of(c, group, e->coded && !qc_coding_is_integer(e->coded->coding));
         }
     }
@@ -680,17 +758,28 @@ static qc_status note_spilling(chooser *c, qc_error *err)
  * every scheme that may be taken. */
 static int was_measured(const chooser *c, const qc_auto_result *before)
 {
-    return before && before->measured && before->rows == c->out->rows &&
-           before->group_count == c->out->group_count && (c->candidates & ~before->candidates) == 0;
+    int same = before && before->measured && before->rows == c->out->rows &&
+               before->group_count == c->out->group_count;
+    for (uint32_t g = 0; same && g < before->group_count; g++) {
+        const qc_auto_group *then = &before->groups[g], *now = &c->out->groups[g];
+        same = (now->holds & ~then->holds) == 0;
+        for (unsigned k = 0; same && k < QC_CANDIDATES; k++)
+            same = !(now->holds & 1u << k) || now->step[k] == then->step[k];
+    }
+    return same;
 }
 
 static void take_measured(chooser *c, const qc_auto_result *before)
 {
     for (uint32_t g = 0; g < before->group_count; g++) {
-        memcpy(c->out->groups[g].rel_mse, before->groups[g].rel_mse,
-               sizeof before->groups[g].rel_mse);
-        memcpy(c->out->groups[g].cost, before->groups[g].cost, sizeof before->groups[g].cost);
-        c->out->groups[g].reason = before->groups[g].reason;
+        const qc_auto_group *then = &before->groups[g];
+        qc_auto_group *now = &c->out->groups[g];
+        for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+            now->rel_mse[k] = now->holds & 1u << k ? then->rel_mse[k] : (double)NAN;
+            now->cost[k] = then->cost[k];
+        }
+        now->mean_square = then->mean_square;
+        now->reason = then->reason;
     }
     c->out->weighed = before->weighed;
     c->out->sampled_rows = before->sampled_rows;
@@ -707,26 +796,23 @@ static qc_status choose_schemes(chooser *c, const qc_plan_subject *subject, qc_e
         if (owner != UINT32_MAX)
             c->scale_bytes[owner] += c->model->tensors[i].bytes;
     }
-    for (uint32_t g = 0; g < c->out->group_count; g++) {
-        size_group(c, g);
-        if (!subject->has_weights)
-            expect_group(c, g);
-    }
+    const uint32_t groups = c->out->group_count;
+    QC_TRY(qc_arena_array(c->scratch, &c->room, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->fixed, c->segments->count, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
+    QC_TRY(qc_arena_array(c->scratch, &now, groups, err));
+    QC_TRY(find_items(c, err));
+    QC_TRY(find_candidates(c, err));
+    for (uint32_t g = 0; g < groups && !subject->has_weights; g++)
+        expect_group(c, g);
     if (subject->has_weights && was_measured(c, subject->measured))
         take_measured(c, subject->measured);
     else if (subject->has_weights)
         QC_TRY(measure_groups(c, err));
     if (subject->weigh)
         QC_TRY(weigh_groups(c, subject->weigh, err));
-    const uint32_t groups = c->out->group_count;
-    QC_TRY(qc_arena_array(c->scratch, &c->room, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
-    QC_TRY(c->ranks > 0 ? sum_shares(c, err) : sum_fixed(c, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->items, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->item_of, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->modules, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->chosen, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &now, groups, err));
+    QC_TRY(c->ranks > 0 ? qc_tp_geometry(&c->share, c->scratch, c->geometry, c->ranks, err)
+                        : sum_fixed(c, err));
     for (uint32_t g = 0; g < groups; g++)
         add_to_item(c, g);
     drop_items(c, now);

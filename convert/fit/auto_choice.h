@@ -36,6 +36,9 @@ typedef struct {
     uint32_t weights;
     uint64_t elems;
     double importance;
+    double mean_square;      /* of the sampled weights; 0: none were measured */
+    unsigned holds;          /* bit c is set where candidate c can hold these weights */
+    unsigned char step[QC_CANDIDATES]; /* the step at which it does (qc_candidate_step) */
     double rel_mse[QC_CANDIDATES]; /* 0 for 16 bit; NaN where it is no candidate */
     double cost[QC_CANDIDATES];    /* by which it was chosen; NaN where it is no candidate */
     uint64_t bytes[QC_CANDIDATES];
@@ -71,8 +74,9 @@ typedef struct qc_auto_result {
 } qc_auto_result;
 
 /* Finds costs of candidates from second moments: qc_calibrate_costs, whose header says more. */
-typedef qc_status (*qc_auto_weigh)(double (*costs)[QC_CANDIDATES], const qc_plan *plan,
-                                   const qc_candidate *rows, qc_error *err);
+typedef qc_status (*qc_auto_weigh)(double (*costs)[QC_CANDIDATES],
+                                   qc_candidate_form (*forms)[QC_CANDIDATES], const qc_plan *plan,
+                                   qc_error *err);
 
 /* What stays the same, however often a model is planned. */
 typedef struct {

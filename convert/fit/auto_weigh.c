@@ -5,15 +5,14 @@
 #include <inttypes.h>
 #include <math.h>
 
-static int is_wanted(const qc_auto_weights *w, const qc_auto_group *group, unsigned k)
+static int is_wanted(const qc_auto_group *group, unsigned k)
 {
-    return k != QC_CANDIDATE_16BIT && w->candidates & 1u << k && !group->reason &&
-           !isnan(group->rel_mse[k]);
+    return k != QC_CANDIDATE_16BIT && !group->reason && !isnan(group->rel_mse[k]);
 }
 
 /* Asks for what is wanted, and nothing else. */
 static void ask_for_costs(const qc_auto_result *r, const qc_auto_weights *w,
-                          double (*costs)[QC_CANDIDATES])
+                          double (*costs)[QC_CANDIDATES], qc_candidate_form (*forms)[QC_CANDIDATES])
 {
     for (uint32_t j = 0; j < w->plan->job_count; j++)
         for (unsigned k = 0; k < QC_CANDIDATES; k++)
@@ -21,8 +20,11 @@ static void ask_for_costs(const qc_auto_result *r, const qc_auto_weights *w,
     for (uint32_t g = 0; g < r->group_count; g++)
         for (uint32_t i = w->first[g]; i < w->first[g + 1]; i++)
             for (unsigned k = 0; k < QC_CANDIDATES; k++)
-                if (is_wanted(w, &r->groups[g], k))
+                if (is_wanted(&r->groups[g], k)) {
                     costs[w->tensors[i]][k] = HUGE_VAL;
+                    (void)qc_candidate_step(&r->rows[k], r->groups[g].step[k],
+                                            &forms[w->tensors[i]][k]);
+                }
 }
 
 /* Adds up the costs of each group's weights. Returns how many weights lack one. */
@@ -34,7 +36,7 @@ static uint32_t add_costs(qc_auto_result *r, const qc_auto_weights *w,
         for (uint32_t i = w->first[g]; i < w->first[g + 1]; i++) {
             int lacks = 0;
             for (unsigned k = 0; k < QC_CANDIDATES; k++)
-                if (is_wanted(w, &r->groups[g], k)) {
+                if (is_wanted(&r->groups[g], k)) {
                     r->groups[g].cost[k] += costs[w->tensors[i]][k];
                     lacks |= isinf(costs[w->tensors[i]][k]) != 0;
                 }
@@ -47,6 +49,7 @@ qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w, qc
                                qc_error *err)
 {
     double(*costs)[QC_CANDIDATES] = NULL;
+    qc_candidate_form(*forms)[QC_CANDIDATES] = NULL;
     uint32_t *job_of = NULL;
     QC_TRY(qc_calloc(&job_of, w->plan->model->tensor_count, sizeof *job_of, err));
     for (uint32_t j = 0; j < w->plan->job_count; j++)
@@ -55,9 +58,13 @@ qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w, qc
         w->tensors[i] = job_of[w->tensors[i]];
     qc_free(job_of);
     QC_TRY(qc_calloc(&costs, w->plan->job_count, sizeof *costs, err));
-    ask_for_costs(out, w, costs);
-    qc_status st = weigh(costs, w->plan, out->rows, err);
+    qc_status st = qc_calloc(&forms, w->plan->job_count, sizeof *forms, err);
+    if (st == QC_OK) {
+        ask_for_costs(out, w, costs, forms);
+        st = weigh(costs, forms, w->plan, err);
+    }
     const uint32_t without = st == QC_OK ? add_costs(out, w, costs) : 0;
+    qc_free(forms);
     qc_free(costs);
     QC_TRY(st);
     out->weighed = without == 0;

@@ -8,7 +8,6 @@
 typedef struct {
     qc_arena *arena;       /* owns the note */
     const qc_plan *plan;   /* made from the recipe before the choice */
-    unsigned candidates;   /* bit c is set for candidate c */
     const uint32_t *first; /* per group: its first weight, and one more at the end */
     uint32_t *tensors;     /* per weight; becomes its job */
 } qc_auto_weights;
