@@ -101,30 +101,30 @@ const qc_form_ops qc_form_int8_blocks = {.kind = QC_FORM_INT8_BLOCKS,
                                          .quantize = quantize_blocks,
                                          .dequantize = dequantize_blocks};
 
-const qc_form_ops qc_form_w4a16 = {.kind = QC_FORM_W4A16,
-                                   .name = "w4a16",
-                                   .bits = 4,
-                                   .low_first = 1,
-                                   .integer = 1,
-                                   .signed_scales = 1,
-                                   .lowest = -8,
-                                   .highest = 7,
-                                   .span = 1.0f,
-                                   .step = 1.0f,
-                                   .zero = 8,
-                                   .quantize = quantize_int,
-                                   .dequantize = dequantize_int};
-const qc_form_ops qc_form_w8a16 = {.kind = QC_FORM_W8A16,
-                                   .name = "w8a16",
-                                   .bits = 8,
-                                   .integer = 1,
-                                   .lowest = -127,
-                                   .highest = 127,
-                                   .span = 1.0f,
-                                   .step = 1.0f,
-                                   .zero = 128,
-                                   .quantize = quantize_int,
-                                   .dequantize = dequantize_int};
+/* Integers of `b` bits, packed to words. Their scales have a sign where the lowest number has no
+ * mirror. */
+#define PACKED_FORM(b, ...)                                                                        \
+    const qc_form_ops qc_form_w##b##a16 = {.kind = QC_FORM_W##b##A16,                              \
+                                           .name = "w" #b "a16",                                   \
+                                           .bits = (b),                                            \
+                                           .low_first = 1,                                         \
+                                           .words = 1,                                             \
+                                           .integer = 1,                                           \
+                                           .highest = (1 << ((b)-1)) - 1,                          \
+                                           .span = 1.0f,                                           \
+                                           .step = 1.0f,                                           \
+                                           .zero = 1 << ((b)-1),                                   \
+                                           .quantize = quantize_int,                               \
+                                           .dequantize = dequantize_int,                           \
+                                           __VA_ARGS__}
+PACKED_FORM(2, .lowest = -2, .signed_scales = 1);
+PACKED_FORM(3, .lowest = -4, .signed_scales = 1);
+PACKED_FORM(4, .lowest = -8, .signed_scales = 1);
+PACKED_FORM(5, .lowest = -16);
+PACKED_FORM(6, .lowest = -32);
+PACKED_FORM(7, .lowest = -64);
+PACKED_FORM(8, .lowest = -127);
+
 const qc_form_ops qc_form_w8a8 = {.kind = QC_FORM_W8A8,
                                   .name = "w8a8",
                                   .bits = 8,
@@ -138,9 +138,10 @@ const qc_form_ops qc_form_w8a8 = {.kind = QC_FORM_W8A8,
 
 const qc_form_ops *qc_form_ops_of(qc_form_kind kind)
 {
-    static const qc_form_ops *const all[] = {&qc_form_nf4,         &qc_form_int8_rows,
-                                             &qc_form_int8_blocks, &qc_form_w4a16,
-                                             &qc_form_w8a16,       &qc_form_w8a8};
+    static const qc_form_ops *const all[] = {
+        &qc_form_nf4,   &qc_form_int8_rows, &qc_form_int8_blocks, &qc_form_w2a16,
+        &qc_form_w3a16, &qc_form_w4a16,     &qc_form_w5a16,       &qc_form_w6a16,
+        &qc_form_w7a16, &qc_form_w8a16,     &qc_form_w8a8};
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->kind == kind)
             return all[i];

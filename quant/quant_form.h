@@ -22,6 +22,8 @@ struct qc_form_ops {
     const char *name;
     unsigned bits;     /* bits of a code */
     int low_first;     /* a code of 4 bits with an even index is in the low nibble, else the high */
+    int words;         /* codes fill 32-bit words, least significant bits first, and each row begins
+                          with a word */
     int integer;       /* scales are those of a dtype (qc_int_round_scale), never nested, and the
                           sums that quantize leaves are final */
     int signed_scales; /* searched scales may be negative */
@@ -45,7 +47,8 @@ struct qc_form_ops {
 };
 
 extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
-extern const qc_form_ops qc_form_w4a16, qc_form_w8a16, qc_form_w8a8;
+extern const qc_form_ops qc_form_w2a16, qc_form_w3a16, qc_form_w4a16, qc_form_w5a16, qc_form_w6a16;
+extern const qc_form_ops qc_form_w7a16, qc_form_w8a16, qc_form_w8a8;
 
 static inline int qc_form_by_rows(const qc_form *form)
 {
@@ -58,10 +61,33 @@ static inline uint64_t qc_form_scale_elems(const qc_form *form)
     return form->block_elems ? form->block_elems : form->cols;
 }
 
-/* Returns how many bytes n codes take. */
+/* Returns how many bytes n codes take that lie without gaps. */
+static inline uint64_t qc_code_bytes(unsigned bits, uint64_t n)
+{
+    return n / 8 * bits + (n % 8 * bits + 7) / 8;
+}
+
+/* Returns how many bytes the codes of a row take. */
+static inline uint64_t qc_form_row_bytes(const qc_form *form)
+{
+    const uint64_t bytes = qc_code_bytes(form->ops->bits, form->cols);
+    return form->ops->words ? (bytes + 3) / 4 * 4 : bytes;
+}
+
+/* Returns whether rows end with bits that no code uses: their codes do not fill their words. */
+static inline int qc_form_has_gaps(const qc_form *form)
+{
+    return form->ops->words && form->cols % 32 * form->ops->bits % 32 != 0;
+}
+
+/* Returns how many bytes the first n codes of a weight take, with the gaps behind its rows. Code n
+ * begins with that byte if it begins a row or if n, or with gaps its column, is a multiple of 8. */
 static inline uint64_t qc_form_code_bytes(const qc_form *form, uint64_t n)
 {
-    return form->ops->bits == 4 ? n / 2 + n % 2 : n;
+    const unsigned bits = form->ops->bits;
+    if (!qc_form_has_gaps(form))
+        return qc_code_bytes(bits, n);
+    return n / form->cols * qc_form_row_bytes(form) + qc_code_bytes(bits, n % form->cols);
 }
 
 /* Returns whether the values of codes are a table's (that of NF4) and not evenly spaced. */

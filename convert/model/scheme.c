@@ -12,6 +12,18 @@
 #define PACKED        (ROLE(MAIN) | ROLE(SCALE) | ROLE(SHAPE))
 #define NESTED_SCALES (ROLE(ABSMAX) | ROLE(NESTED_ABSMAX) | ROLE(NESTED_MAP) | ROLE(STATE))
 
+/* Integers that compressed-tensors packs to words, with 16-bit activations: by rows, and in groups
+ * of 128 unless others are asked for. */
+#define W16_ROW(b, suffix, ...)                                                                    \
+    {                                                                                              \
+        .name = "w" #b "a16" suffix, .to = QC_TO_INT##b, .form = &qc_form_w##b##a16, .bits = (b),  \
+        .format = QC_FORMAT_COMPRESSED_TENSORS, .activation_bits = 16, .code_dtype = QC_DTYPE_I32, \
+        .role_tensors = PACKED, __VA_ARGS__                                                        \
+    }
+#define W16(b)                                                                                     \
+    [QC_SCHEME_W##b##A16_CHANNEL] = W16_ROW(b, "-channel", .by_rows = 1),                          \
+    [QC_SCHEME_W##b##A16] = W16_ROW(b, "", .default_block = 128)
+
 const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
     [QC_SCHEME_KEEP] = {.name = "keep", .role_tensors = ROLE(MAIN)},
     [QC_SCHEME_CAST] = {.name = "cast", .role_tensors = ROLE(MAIN)},
@@ -53,53 +65,9 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .quant_type = "int8",
             .state_suffix = ".quant_state.qconv__int8",
         },
-    [QC_SCHEME_W4A16_CHANNEL] =
-        {
-            .name = "w4a16-channel",
-            .to = QC_TO_INT4,
-            .form = &qc_form_w4a16,
-            .bits = 4,
-            .by_rows = 1,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
-    [QC_SCHEME_W4A16] =
-        {
-            .name = "w4a16",
-            .to = QC_TO_INT4,
-            .form = &qc_form_w4a16,
-            .bits = 4,
-            .default_block = 128,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
-    [QC_SCHEME_W8A16] =
-        {
-            .name = "w8a16",
-            .to = QC_TO_INT8,
-            .form = &qc_form_w8a16,
-            .bits = 8,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
-    [QC_SCHEME_W8A16_CHANNEL] =
-        {
-            .name = "w8a16-channel",
-            .to = QC_TO_INT8,
-            .form = &qc_form_w8a16,
-            .bits = 8,
-            .by_rows = 1,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
+    W16(4),
+    [QC_SCHEME_W8A16] = W16_ROW(8, "", .by_rows = 0),
+    [QC_SCHEME_W8A16_CHANNEL] = W16_ROW(8, "-channel", .by_rows = 1),
     [QC_SCHEME_W8A8] =
         {
             .name = "w8a8",
@@ -112,6 +80,11 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .code_dtype = QC_DTYPE_I8,
             .role_tensors = ROLE(MAIN) | ROLE(SCALE),
         },
+    W16(2),
+    W16(3),
+    W16(5),
+    W16(6),
+    W16(7),
     [QC_SCHEME_DEQUANT] = {.name = "dequant", .role_tensors = ROLE(MAIN)},
     [QC_SCHEME_ABSORBED] = {.name = "absorbed", .role_tensors = ROLE(MAIN)},
 };
@@ -277,7 +250,7 @@ qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nes
 
 uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems)
 {
-    return qc_ceil_div_u64(elems, 8 / qc_schemes[s].bits);
+    return qc_code_bytes(qc_schemes[s].bits, elems);
 }
 
 int qc_to_quantizes(qc_to to)

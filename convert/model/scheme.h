@@ -24,6 +24,16 @@ typedef enum {
     QC_SCHEME_W8A16,
     QC_SCHEME_W8A16_CHANNEL,
     QC_SCHEME_W8A8,
+    QC_SCHEME_W2A16_CHANNEL,
+    QC_SCHEME_W2A16,
+    QC_SCHEME_W3A16_CHANNEL,
+    QC_SCHEME_W3A16,
+    QC_SCHEME_W5A16_CHANNEL,
+    QC_SCHEME_W5A16,
+    QC_SCHEME_W6A16_CHANNEL,
+    QC_SCHEME_W6A16,
+    QC_SCHEME_W7A16_CHANNEL,
+    QC_SCHEME_W7A16,
     QC_SCHEME_DEQUANT, /* a quantized weight is decoded to out_dtype */
     /* not written: it is the state of a weight that is decoded, or it is left out */
     QC_SCHEME_ABSORBED
@@ -50,7 +60,7 @@ typedef struct {
     qc_to to;         /* the value of --to that makes it; only where bits is not 0 */
     /* The operations of its codes; NULL: the scheme does not quantize. */
     const qc_form_ops *form;
-    unsigned bits; /* bits of a code: 4 or 8; 0: the scheme does not quantize */
+    unsigned bits; /* bits of a code: 2 to 8; 0: the scheme does not quantize */
     int by_rows;   /* one scale for each row; otherwise one for each block */
     /* The block size where --block-size is not given. 0: --block-size has to choose the scheme, or
      * it has no blocks. */

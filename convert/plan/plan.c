@@ -111,7 +111,7 @@ static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     uint64_t flat[] = {qc_form_code_bytes(&j->form, j->elems), 1};
     uint64_t each = qc_dtype_bits(row->code_dtype) / 8;
-    uint64_t matrix[] = {j->rows, qc_form_code_bytes(&j->form, j->form.cols) / each};
+    uint64_t matrix[] = {j->rows, qc_form_row_bytes(&j->form) / each};
     int keeps_rows =
         row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form && !j->stack);
     shape_part(t, row->code_dtype, 2, keeps_rows ? matrix : flat,
