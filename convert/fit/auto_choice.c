@@ -1,6 +1,7 @@
 #include "convert/fit/auto_choice.h"
 
 #include "base/checked.h"
+#include "convert/fit/auto_traces.h"
 #include "convert/fit/auto_weigh.h"
 #include "convert/fit/plugin_share.h"
 #include "convert/fit/tensor_parallel.h"
@@ -66,6 +67,12 @@ typedef struct {
     unsigned *chosen;        /* per item */
     uint64_t *scale_bytes;   /* per tensor: scales that are written if it is kept coded */
 } chooser;
+
+/* Do average bits decide, wherever the model will lie? */
+static int by_bits(const chooser *c)
+{
+    return c->options->recipe.bits > 0;
+}
 
 /* ---- groups ---- */
 
@@ -316,16 +323,30 @@ static qc_status measure_groups(chooser *c, qc_error *err)
     return QC_OK;
 }
 
-static qc_status weigh_groups(chooser *c, qc_auto_weigh weigh, qc_error *err)
+/* Finds costs by second moments where they are at hand, else by --importance. Without either the
+ * roles of weights decide. */
+static qc_status weigh_groups(chooser *c, const qc_plan_subject *subject, qc_error *err)
 {
+    const char *path = c->options->recipe.importance;
     qc_plan plan;
     uint32_t *tensors = NULL;
-    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->call, c->options, err));
+    double *products = NULL;
     QC_TRY(qc_arena_array(c->scratch, &tensors, c->member_count, err));
     for (uint32_t i = 0; i < c->member_count; i++)
         tensors[i] = c->members[i].tensor;
     const qc_auto_weights w = {c->arena, &plan, c->first_member, tensors};
-    return qc_auto_weigh_groups(c->out, &w, weigh, err);
+    if (path && !subject->has_weights)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--importance needs the weights of the model, whose errors it weighs, and only "
+                "their shapes are known; download the model and give its folder");
+    if (path && !subject->weigh) {
+        QC_TRY(qc_auto_read_traces(&products, c->scratch, c->model, path, err));
+        return qc_auto_weigh_by_traces(c->out, &w, products, err);
+    }
+    if (!subject->weigh)
+        return QC_OK;
+    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->call, c->options, err));
+    return qc_auto_weigh_groups(c->out, &w, subject->weigh, err);
 }
 
 /* ---- what is chosen as one ---- */
@@ -389,7 +410,8 @@ static void add_to_item(chooser *c, uint32_t g)
         if (!c->out->weighed || isnan(group->rel_mse[k]))
             group->cost[k] = group->importance * group->rel_mse[k];
         it->cost[k] += group->reason ? (double)NAN : group->cost[k];
-        it->bytes[k] = qc_sat_add(it->bytes[k], c->room[g][k]);
+        it->bytes[k] =
+            qc_sat_add(it->bytes[k], by_bits(c) ? group->bytes[k] : c->room[g][k]);
     }
     group->chosen = QC_CANDIDATE_16BIT;
 }
@@ -625,6 +647,56 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
     return QC_OK;
 }
 
+/* Returns the average bits of all items' weights where each has the smallest of its candidates. */
+static double least_bits(const chooser *c, double elems)
+{
+    double bytes = 0;
+    for (uint32_t i = 0; i < c->item_count; i++) {
+        uint64_t least = UINT64_MAX;
+        for (unsigned k = 0; k < QC_CANDIDATES; k++)
+            if (!isnan(c->items[i].cost[k]))
+                least = qc_min_u64(least, c->items[i].bytes[k]);
+        bytes += (double)least;
+    }
+    return elems > 0 ? bytes * 8 / elems : 0;
+}
+
+/* Solves for --bits: all weights that are chosen share their bytes, as on one device without
+ * anything else. */
+static qc_status solve_by_bits(chooser *c, qc_error *err)
+{
+    const double bits = c->options->recipe.bits;
+    qc_auto_solution solution = {.chosen = c->chosen};
+    uint64_t *fixed = NULL, room = 0;
+    uint32_t cut[1];
+    double elems = 0;
+    QC_TRY(qc_arena_array(c->scratch, &fixed, c->segments->count, err));
+    for (uint32_t g = 0; g < c->out->group_count; g++)
+        if (c->item_of[g] != UINT32_MAX)
+            elems += (double)c->out->groups[g].elems;
+    room = (uint64_t)(bits * elems / 8);
+    const qc_auto_task task = {.items = c->items,
+                               .item_count = c->item_count,
+                               .segment_count = c->segments->count,
+                               .fixed = fixed,
+                               .room = &room,
+                               .device_count = 1};
+    solution.cut = cut;
+    QC_TRY(qc_auto_solve(&task, &solution, err));
+    if (!solution.fits)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--bits %g is less than this model can have; expected %.3f bits, its smallest "
+                "choice with these --schemes, to 16",
+                bits, ceil(least_bits(c, elems) * 1000) / 1000);
+    choose_groups(c, c->chosen, 0);
+    c->out->fits = 1;
+    c->out->predicted = solution.cost;
+    c->out->bound = solution.bound;
+    memcpy(c->out->uniform, solution.uniform, sizeof solution.uniform);
+    memcpy(c->out->uniform_fits, solution.uniform_fits, sizeof solution.uniform_fits);
+    return QC_OK;
+}
+
 /* Solves the task. The fit makes its own cuts and has the last word: if it is short of room, the
  * solver gets less. */
 static qc_status solve_and_fit(chooser *c, qc_error *err)
@@ -632,6 +704,8 @@ static qc_status solve_and_fit(chooser *c, qc_error *err)
     qc_auto_task task;
     qc_auto_solution solution = {.chosen = c->chosen};
     uint64_t *room = NULL;
+    if (by_bits(c))
+        return solve_by_bits(c, err);
     QC_TRY(qc_arena_array(c->scratch, &solution.cut, c->fit.vram.count, err));
     QC_TRY(make_task(c, &task, &room, err));
     for (int round = 0;; round++) {
@@ -809,8 +883,7 @@ static qc_status choose_schemes(chooser *c, const qc_plan_subject *subject, qc_e
         take_measured(c, subject->measured);
     else if (subject->has_weights)
         QC_TRY(measure_groups(c, err));
-    if (subject->weigh)
-        QC_TRY(weigh_groups(c, subject->weigh, err));
+    QC_TRY(weigh_groups(c, subject, err));
     QC_TRY(c->ranks > 0 ? qc_tp_geometry(&c->share, c->scratch, c->geometry, c->ranks, err)
                         : sum_fixed(c, err));
     for (uint32_t g = 0; g < groups; g++)
@@ -840,12 +913,15 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
                  .ranks = qc_tp_ranks(&options->fit)};
     memset(out, 0, sizeof *out);
     out->measured = subject->has_weights;
-    if (c.fit.vram.count == 0)
+    if (c.fit.vram.count == 0 && !by_bits(&c))
         QC_FAIL(err, QC_ERR_USAGE,
-                "--to auto needs --vram, which names the devices that the model has to fit");
+                "--to auto needs --vram, which names the devices that the model has to fit, or "
+                "--bits");
     out->rows = qc_candidates_of(&options->recipe);
     QC_TRY(qc_candidates_parse(&options->recipe, &c.candidates, err));
-    c.fit.vram.count = c.fit.vram.gpu_count ? c.fit.vram.gpu_count : 1;
+    c.fit.vram.count = c.fit.vram.gpu_count    ? c.fit.vram.gpu_count
+                       : c.fit.vram.count > 0 ? 1
+                                              : 0;
     QC_TRY(leave_out_int8(&c, err));
     out->candidates = c.candidates;
     qc_arena_init(&scratch);

@@ -3,14 +3,15 @@
  *
  *   measure   finds the relative squared error of every candidate on sampled rows (auto_measure.h)
  *   weigh     multiplies it by how much a weight's error matters to the model's output
- *             (docs/decisions/0006), or asks second moments how far it moves the model's
- *             answer (docs/decisions/0028)
+ *             (docs/decisions/0006), or asks second moments (docs/decisions/0028) or their
+ *             traces (auto_traces.h) how far it moves the model's answer
  *   solve     chooses cuts and schemes together: a knapsack over contiguous placement
  *             (auto_solve.h)
  *
  * The experts of one projection in one layer are measured together and make up a group; every
  * other weight is a group of its own. Groups that engines hold as one module (fused_groups.h) have
- * one choice, and so have all experts of a layer, unless --split-fused says otherwise. The GPUs are
+ * one choice, and so have all experts of a layer, unless --split-fused says otherwise. With --bits the
+ * bytes of all choosable weights together are the budget. Else the GPUs are
  * filled, or the cpu where the budget names no GPU. A cpu or disk tier beside GPUs is not filled
  * with precision, because what lies there crosses the host link for every token.
  *
@@ -29,7 +30,14 @@
 #include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
-#define QC_AUTO_MAX_NOTES 3u
+#define QC_AUTO_MAX_NOTES 4u
+
+/* What costs are made of. */
+typedef enum {
+    QC_WEIGHED_ROLES,   /* the roles of weights: importance * rel_mse */
+    QC_WEIGHED_MOMENTS, /* second moments: KL divergences in nats */
+    QC_WEIGHED_TRACES   /* the traces of --importance: estimates of the same */
+} qc_weighed;
 
 typedef struct {
     const char *name; /* "layer 12 mlp.experts.*.down_proj" */
@@ -60,8 +68,7 @@ typedef struct qc_auto_result {
     uint64_t sampled_rows, sampled_bytes;
     int together;  /* some groups were chosen as one */
     int measured;  /* 0: there were no weights; errors are of normal random weights */
-    int weighed;   /* costs are KL divergences in nats, by second moments; else importance *
-                      rel_mse */
+    qc_weighed weighed;
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say; that
                       of compressed-tensors can say its mixtures */
     int mixed_fp8; /* FP8 is kept beside either of them, which none can say either */
@@ -100,6 +107,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                                       const qc_plan_subject *subject, const qc_segments *segments,
                                       const qc_plan_options *options, qc_error *err);
+/* Returns the smallest candidate that all weights could have; QC_CANDIDATE_16BIT if there is none. */
+unsigned qc_auto_smallest(const qc_auto_result *r);
 /* Returns "int8 lies beside NF4" or the like where no loader but qconv reads the choice, or NULL
  * where others do. */
 const char *qc_auto_mixture(const qc_auto_result *r);

@@ -141,13 +141,14 @@ void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_s
 /* Adds what the choice gains over one scheme for all, and what kind of number that is. */
 static void add_choice(const qc_auto_result *a, qc_strbuf *out)
 {
-    double smallest = a->uniform[0];
+    const unsigned first = qc_auto_smallest(a);
+    double smallest = a->uniform[first];
     qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
     if (smallest > 0)
-        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0, a->rows[0].name);
-    for (unsigned i = 0; i < QC_CANDIDATES; i++)
+        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0, a->rows[first].name);
+    for (unsigned i = first; i < QC_CANDIDATES; i++)
         if (!isnan(a->uniform[i]))
-            qc_strbuf_putf(out, "%s %s %.3g%s", i == 0 ? ":" : ",",
+            qc_strbuf_putf(out, "%s %s %.3g%s", i == first ? ":" : ",",
                            i == QC_CANDIDATE_16BIT ? "16 bit" : a->rows[i].name, a->uniform[i],
                            a->uniform_fits[i] ? ""
                            : a->spills        ? " (not without spilling)"

@@ -104,7 +104,8 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                               err));
     QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, subject->call, options,
                          err));
-    return place(out, arena, subject, options, err);
+    out->geometry = *subject->geometry;
+    return options->fit.vram.count ? place(out, arena, subject, options, err) : QC_OK;
 }
 
 qc_status qc_planned_model_replace(qc_planned_model *out, qc_arena *arena,
@@ -123,7 +124,7 @@ qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
     const qc_budget *b = m->fit.budget;
     const char **names = NULL;
     uint32_t *device_of = NULL;
-    if (m->fit.ranks > 0)
+    if (m->fit.ranks > 0 || !b)
         return qc_plan_lay_out(&m->plan, err);
     QC_TRY(qc_arena_array(m->plan.arena, &device_of, s->tensor_count, err));
     for (uint32_t i = 0; i < s->tensor_count; i++) {
@@ -141,7 +142,7 @@ qc_status qc_planned_model_check(const qc_planned_model *m, const char *path, qc
 {
     const qc_plan_options *o = m->plan.options;
     char bytes[QC_SIZE_TEXT_BYTES];
-    if (m->fit.fits)
+    if (m->fit.fits || !m->fit.budget)
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
             "%s does not fit --vram %s with --to %s: it is short by %s on %s; 'qconv plan' shows "

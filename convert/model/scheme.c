@@ -98,12 +98,18 @@ static const qc_candidate bitsandbytes_candidates[QC_CANDIDATES] = {
     SIXTEEN_BITS,
 };
 
-/* int8 has a scale for each row: groups would cost an eighth of a bit and gain nothing per byte. */
+/* In groups of 128, or as the steps go on. */
+#define GROUPS(b, asked_only)                                                                      \
+    {                                                                                              \
+        "int" #b, "auto: int" #b, QC_SCHEME_W##b##A16, 128, asked_only, QC_SCHEME_W##b##A16_CHANNEL \
+    }
+/* int8 has a scale for each row: groups would cost an eighth of a bit and gain no more by it than
+ * other weights do. */
 #define PACKED_CANDIDATES(int8)                                                                    \
     {                                                                                              \
-        {"int4", "auto: int4", QC_SCHEME_W4A16, 128, 0, QC_SCHEME_W4A16_CHANNEL},                  \
-            {"int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 1, 0},                        \
-            {"int8", "auto: int8", int8, 0, 0, 0}, SIXTEEN_BITS,                                   \
+        GROUPS(2, 1), GROUPS(3, 1), GROUPS(4, 0),                                                  \
+            {"int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 1, 0}, GROUPS(5, 0),          \
+            GROUPS(6, 0), GROUPS(7, 1), {"int8", "auto: int8", int8, 0, 0, 0}, SIXTEEN_BITS,       \
     }
 /* Indexed by whether activations have 16 bits. */
 static const qc_candidate packed_candidates[2][QC_CANDIDATES] = {
@@ -214,7 +220,11 @@ static const char *rows_obstacle(const qc_scheme_row *row, uint32_t block_elems,
         return "is not a Linear of compressed-tensors";
     if (!row->by_rows && block_elems && cols % block_elems)
         return "has rows of no whole groups";
-    return cols * row->bits % qc_dtype_bits(row->code_dtype) ? "has rows of no whole words" : NULL;
+    /* Kernels for 4 and 8 bits take whole words only. Other widths straddle words anyway. */
+    if (qc_dtype_bits(row->code_dtype) % row->bits == 0 &&
+        cols * row->bits % qc_dtype_bits(row->code_dtype))
+        return "has rows of no whole words";
+    return NULL;
 }
 
 const char *qc_candidate_obstacle(qc_candidate_form form, uint64_t cols)

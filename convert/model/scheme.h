@@ -82,7 +82,7 @@ typedef struct {
 /* What --to auto may take for a weight: each format has a table of them in order of size, whose last
  * row, "16bit", leaves the weight as it is. The rows between the others and that have no name and
  * are never taken. NF4 and INT8 are rows of bitsandbytes' table. */
-#define QC_CANDIDATES 12u
+#define QC_CANDIDATES 9u
 enum {
     QC_CANDIDATE_NF4,
     QC_CANDIDATE_NF4_32,
