@@ -187,6 +187,8 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_strbuf_deinit(&device_map);
     QC_TRY(st);
     warn_of_straddling(plan, o);
+    if (qc_to_quantizes(o->convert.plan.recipe.to) && report->parts_left_count == 0)
+        report->left = qc_promise_count_left(plan);
     return QC_OK;
 }
 
@@ -253,6 +255,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         else if (!o->call.quiet)
             st = qc_report_text(&report, &out, err);
         st = qc_console_deliver(st, &out, NULL, err);
+        if (st == QC_OK)
+            st = qc_promise_check_left(&report.left, o->out, err);
     }
     qc_checkpoint_close(model);
     return st;

@@ -767,6 +767,7 @@ static void apply_choice(chooser *c)
             uint32_t tensor = c->members[i].tensor;
             qc_recipe_entry *e = &c->recipe->entries[tensor];
             set_entry(c, g, e, tensor, k);
+            e->unasked = k == QC_CANDIDATE_16BIT && group->reason && !e->coded;
             e->why = why_of(c, group, e->coded && !qc_coding_is_integer(e->coded->coding));
         }
     }
