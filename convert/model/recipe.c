@@ -438,6 +438,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     } else if (c->role == QC_ROLE_LINEAR && format_obstacle(m, i)) {
         e->why = format_obstacle(m, i);
         e->unasked = 1;
+    } else if (!stack && strcmp(c->why, QC_WHY_STACK) == 0) {
+        e->unasked = qc_dtype_is_quantizable(t->dtype);
     }
     if (!is_wanted(m, i)) {
         apply_rest(e, m, i);

@@ -87,7 +87,7 @@ qc_promise_left qc_promise_count_left(const qc_plan *plan)
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
         const uint64_t bytes = qc_checkpoint_bytes(&plan->model->tensors[j->source]);
-        if (j->entry->role != QC_ROLE_LINEAR || j->ndim < 2)
+        if (!j->entry->unasked && (j->entry->role != QC_ROLE_LINEAR || j->ndim < 2))
             continue;
         n.matrices++;
         n.bytes += bytes;
