@@ -162,7 +162,8 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     report->dry_run = o->convert.dry_run;
     report->compressed = o->convert.plan.compress;
     qc_parts_fill_report(report, plan, QC_SHARE_ALL);
-    QC_TRY(settle_loaders(report, plan, o, plan == &placed.plan && placed.fit.budget ? &placed.fit : NULL, err));
+    QC_TRY(settle_loaders(report, plan, o,
+                          plan == &placed.plan && placed.fit.budget ? &placed.fit : NULL, err));
     QC_TRY(qc_calibrate_choose(plan, o->devices, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {

@@ -74,10 +74,10 @@
     }
 /* The values of --to that compressed-tensors alone has. */
 #define PACKED_INTEGERS "int2|int3|int4|int5|int6|int7"
-#define SIXTEEN_BITS "16 16bit 16-bit f16 float half-precision"
-#define KEEP_WORDS   "none same copy original asis as-is"
-#define YES_WORDS    "yes true 1"
-#define NO_WORDS     "no false 0"
+#define SIXTEEN_BITS    "16 16bit 16-bit f16 float half-precision"
+#define KEEP_WORDS      "none same copy original asis as-is"
+#define YES_WORDS       "yes true 1"
+#define NO_WORDS        "no false 0"
 #define FOREIGN(...)                                                                               \
     .foreign = (const qc_foreign_name[])                                                           \
     {                                                                                              \

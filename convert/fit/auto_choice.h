@@ -8,12 +8,12 @@
  *   solve     chooses cuts and schemes together: a knapsack over contiguous placement
  *             (auto_solve.h)
  *
- * The experts of one projection in one layer are measured together and make up a group; every
- * other weight is a group of its own. Groups that engines hold as one module (fused_groups.h) have
- * one choice, and so have all experts of a layer, unless --split-fused says otherwise. With --bits the
- * bytes of all choosable weights together are the budget. Else the GPUs are
- * filled, or the cpu where the budget names no GPU. A cpu or disk tier beside GPUs is not filled
- * with precision, because what lies there crosses the host link for every token.
+ * The experts of one projection in one layer are measured together and make up a group; every other
+ * weight is a group of its own. Groups that engines hold as one module (fused_groups.h) have one
+ * choice, and so have all experts of a layer, unless --split-fused says otherwise. With --bits the
+ * bytes of all choosable weights together are the budget. Else the GPUs are filled, or the cpu
+ * where the budget names no GPU. A cpu or disk tier beside GPUs is not filled with precision,
+ * because what lies there crosses the host link for every token.
  *
  * A weight in FP8, and with --requantize a stack of experts in MXFP4, may stay as it is, with its
  * codes and scales bit for bit. Then it has no error.
@@ -44,11 +44,11 @@ typedef struct {
     uint32_t weights;
     uint64_t elems;
     double importance;
-    double mean_square;      /* of the sampled weights; 0: none were measured */
-    unsigned holds;          /* bit c is set where candidate c can hold these weights */
+    double mean_square;                /* of the sampled weights; 0: none were measured */
+    unsigned holds;                    /* bit c is set where candidate c can hold these weights */
     unsigned char step[QC_CANDIDATES]; /* the step at which it does (qc_candidate_step) */
-    double rel_mse[QC_CANDIDATES]; /* 0 for 16 bit; NaN where it is no candidate */
-    double cost[QC_CANDIDATES];    /* by which it was chosen; NaN where it is no candidate */
+    double rel_mse[QC_CANDIDATES];     /* 0 for 16 bit; NaN where it is no candidate */
+    double cost[QC_CANDIDATES];        /* by which it was chosen; NaN where it is no candidate */
     uint64_t bytes[QC_CANDIDATES];
     unsigned chosen;    /* index of the candidate */
     const char *reason; /* why there was nothing to choose, or NULL */
@@ -66,8 +66,8 @@ typedef struct qc_auto_result {
         [QC_CANDIDATES]; /* the same sum with each scheme for all; NaN where it is no candidate */
     int uniform_fits[QC_CANDIDATES];
     uint64_t sampled_rows, sampled_bytes;
-    int together;  /* some groups were chosen as one */
-    int measured;  /* 0: there were no weights; errors are of normal random weights */
+    int together; /* some groups were chosen as one */
+    int measured; /* 0: there were no weights; errors are of normal random weights */
     qc_weighed weighed;
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say; that
                       of compressed-tensors can say its mixtures */
@@ -107,7 +107,7 @@ typedef struct {
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                                       const qc_plan_subject *subject, const qc_segments *segments,
                                       const qc_plan_options *options, qc_error *err);
-/* Returns the smallest candidate that all weights could have; QC_CANDIDATE_16BIT if there is none. */
+/* Returns the smallest candidate that all weights could have, or QC_CANDIDATE_16BIT. */
 unsigned qc_auto_smallest(const qc_auto_result *r);
 /* Returns "int8 lies beside NF4" or the like where no loader but qconv reads the choice, or NULL
  * where others do. */

@@ -17,8 +17,8 @@ typedef struct {
  * says so and weighed stays 0. */
 QC_NODISCARD qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w,
                                             qc_auto_weigh weigh, qc_error *err);
-/* Sets the costs of out's groups by traces; products as qc_auto_read_traces has them, and w->plan is
- * not needed. Weights that the file lacks matter as much as is usual for their roles, and a note
+/* Sets the costs of out's groups by traces; products as qc_auto_read_traces has them, and w->plan
+ * is not needed. Weights that the file lacks matter as much as is usual for their roles, and a note
  * says how many they are. */
 QC_NODISCARD qc_status qc_auto_weigh_by_traces(qc_auto_result *out, const qc_auto_weights *w,
                                                const double *products, qc_error *err);

@@ -145,7 +145,8 @@ static void add_choice(const qc_auto_result *a, qc_strbuf *out)
     double smallest = a->uniform[first];
     qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
     if (smallest > 0)
-        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0, a->rows[first].name);
+        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0,
+                       a->rows[first].name);
     for (unsigned i = first; i < QC_CANDIDATES; i++)
         if (!isnan(a->uniform[i]))
             qc_strbuf_putf(out, "%s %s %.3g%s", i == first ? ":" : ",",

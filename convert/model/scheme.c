@@ -101,7 +101,8 @@ static const qc_candidate bitsandbytes_candidates[QC_CANDIDATES] = {
 /* In groups of 128, or as the steps go on. */
 #define GROUPS(b, asked_only)                                                                      \
     {                                                                                              \
-        "int" #b, "auto: int" #b, QC_SCHEME_W##b##A16, 128, asked_only, QC_SCHEME_W##b##A16_CHANNEL \
+        "int" #b, "auto: int" #b, QC_SCHEME_W##b##A16, 128, asked_only,                            \
+            QC_SCHEME_W##b##A16_CHANNEL                                                            \
     }
 /* int8 has a scale for each row: groups would cost an eighth of a bit and gain no more by it than
  * other weights do. */
@@ -143,8 +144,8 @@ qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, 
         const char *comma = strchr(at, ',');
         size_t len = comma ? (size_t)(comma - at) : strlen(at);
         unsigned c = 0;
-        while (c < QC_CANDIDATES && (!rows[c].name || strlen(rows[c].name) != len ||
-                                     memcmp(rows[c].name, at, len) != 0))
+        while (c < QC_CANDIDATES &&
+               (!rows[c].name || strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
             c++;
         if (c == QC_CANDIDATES) {
             char names[128];

@@ -79,9 +79,9 @@ typedef struct {
     const char *state_suffix; /* end of that state's name; NULL: there is none */
 } qc_scheme_row;
 
-/* What --to auto may take for a weight: each format has a table of them in order of size, whose last
- * row, "16bit", leaves the weight as it is. The rows between the others and that have no name and
- * are never taken. NF4 and INT8 are rows of bitsandbytes' table. */
+/* What --to auto may take for a weight: each format has a table of them in order of size, whose
+ * last row, "16bit", leaves the weight as it is. The rows between the others and that have no name
+ * and are never taken. NF4 and INT8 are rows of bitsandbytes' table. */
 #define QC_CANDIDATES 9u
 enum {
     QC_CANDIDATE_NF4,

@@ -63,8 +63,8 @@ static qc_status compare_source(const qc_plan *plan, qc_error *err)
         const qc_job *j = &plan->jobs[i];
         const qc_checkpoint_tensor *t = &model->tensors[j->source];
         const qc_out_tensor o = qc_plan_tensor(plan, j->first_output);
-        const int same = o.st.ndim == t->ndim &&
-                         memcmp(o.st.dims, t->dims, t->ndim * sizeof *t->dims) == 0;
+        const int same =
+            o.st.ndim == t->ndim && memcmp(o.st.dims, t->dims, t->ndim * sizeof *t->dims) == 0;
         if (j->scheme == QC_SCHEME_KEEP && !same)
             QC_FAIL(err, QC_ERR_CHECK, "tensor '%s': it was to be kept, and has another shape",
                     t->name);

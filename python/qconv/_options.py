@@ -13,12 +13,13 @@ REPEATED: FrozenSet[str] = frozenset({"keep", "lora", "quantize"})
 
 class SharedOptions(TypedDict, total=False):
     """Options of `qconv plan` and `qconv convert`."""
-    # the library whose format the quantized weights have (default: bitsandbytes, or compressed-tensors for int4)
+    # the library whose format the quantized weights have (default: bitsandbytes, or compressed-tensors for int2 to
+    # int7)
     format: Union[Literal["bitsandbytes", "compressed-tensors"], str]
     # bits of the inputs that int8 weights are multiplied with (default: 8, or 16 with --to auto)
     activation_bits: Union[Literal["8", "16"], str]
-    # how many weights share one scale: a power of two from 32 to 4096, or channel (default: 64 for nf4, 128 for int4,
-    # a whole row for int8)
+    # how many weights share one scale: a power of two from 32 to 4096, or channel (default: 64 for nf4, 128 for int2
+    # to int7, a whole row for int8)
     block_size: Union[int, str]
     # keep the scales of blocks as float32 instead of quantizing them too
     no_double_quant: bool
@@ -46,8 +47,12 @@ class SharedOptions(TypedDict, total=False):
     drop_mtp: bool
     # take MODEL although tensors of it are missing
     incomplete: bool
-    # the schemes that --to auto may choose from (default: nf4,nf4-32,int8,16bit)
+    # the schemes that --to auto may choose from (default: nf4,nf4-32,int8,16bit, or int4,int5,int6,int8,16bit)
     schemes: Values
+    # with --to auto: the average bits of a weight that is quantized, scales counted
+    bits: float
+    # with --to auto: choose by how much each weight counts, which FILE says
+    importance: StrPath
     # with --to auto: show what was chosen for which weights, and why
     explain: bool
     # what each of several GPUs holds: whole layers, or a share of every layer (default: layers)
@@ -75,7 +80,7 @@ class SharedOptions(TypedDict, total=False):
 class ConvertOptions(SharedOptions, total=False):
     """Options of `qconv convert`."""
     # what the weights of linear layers become
-    to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
+    to: Union[Literal["nf4", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "auto", "fp16", "bf16", "keep"], str]
     # how the scale of a block or row is chosen (default: search)
     scale: Union[Literal["absmax", "search", "refit"], str]
     # calibrate with second moments of inputs that were captured elsewhere
@@ -107,7 +112,7 @@ class PlanOptions(SharedOptions, total=False):
     """Options of `qconv plan`."""
     # what the weights of linear layers become (default: nf4, or keep for what has 4 bits or bitsandbytes' form
     # already)
-    to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
+    to: Union[Literal["nf4", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "auto", "fp16", "bf16", "keep"], str]
     # the devices to fit the model to: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk (default: auto)
     vram: Values
     # also write the placement as a device_map for accelerate

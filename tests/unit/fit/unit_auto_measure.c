@@ -85,8 +85,7 @@ static void drop(fixture *f)
 static qc_auto_sample measure(const fixture *f, int transpose, int double_quant)
 {
     qc_error err = {0};
-    qc_auto_sample s =
-        sample_of(transpose ? f->cols : f->rows, transpose ? f->rows : f->cols);
+    qc_auto_sample s = sample_of(transpose ? f->cols : f->rows, transpose ? f->rows : f->cols);
     s.transpose = transpose;
     test_must(qc_auto_measure(
                   &s, 1, f->model,

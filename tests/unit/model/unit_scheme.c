@@ -103,8 +103,8 @@ TEST(rows_lead_to_other_groups)
     static const struct {
         uint64_t cols;
         unsigned step, int8, int4_32;
-    } rows[] = {{128, 0, 1, 1}, {2880, 1, 1, 1}, {96, 2, 1, 1}, {440, 3, 1, 0},
-                {441, 3, 0, 0}, {0, 4, 0, 0}};
+    } rows[] = {{128, 0, 1, 1}, {2880, 1, 1, 1}, {96, 2, 1, 1},
+                {440, 3, 1, 0}, {441, 3, 0, 0},  {0, 4, 0, 0}};
     const qc_recipe_options o = {
         .to = QC_TO_AUTO, .format = QC_FORMAT_COMPRESSED_TENSORS, .activations_16 = 1};
     for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
