@@ -30,7 +30,7 @@
 #include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
-#define QC_AUTO_MAX_NOTES 4u
+#define QC_AUTO_MAX_NOTES 5u
 
 /* What costs are made of. */
 typedef enum {

@@ -144,7 +144,7 @@ static void add_choice(const qc_auto_result *a, qc_strbuf *out)
     const unsigned first = qc_auto_smallest(a);
     double smallest = a->uniform[first];
     qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
-    if (smallest > 0)
+    if (smallest > a->predicted)
         qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0,
                        a->rows[first].name);
     for (unsigned i = first; i < QC_CANDIDATES; i++)

@@ -144,6 +144,25 @@ class AutoSplit(OutputCase):
                          "--parallel", "tensor", model=LLAMA70)
         self.assertEqual(same["auto"], plan["auto"])
 
+    def test_head(self):
+        """An output head stays in 16 bits unless it is asked for or nothing fits otherwise, and has
+        6 bits or more unless --schemes says fewer."""
+        def head(*args):
+            return {t["name"]: t for t in json.loads(self.ok("--dry-run", "--json", *args, self.source))["tensors"]}[
+                "lm_head.weight"]["scheme"]
+        bits = ["--to", "auto", "--format", "compressed-tensors", "--bits"]
+        self.assertEqual(head(*bits, "4.3"), "keep")
+        asked = ["--quantize", "lm_head.weight"]
+        self.assertEqual(head(*bits, "4.6", *asked), "w6a16")
+        self.assertEqual(head(*bits, "4.2", *asked, "--schemes", "int4"), "w4a16")
+        tight = ["--to", "auto", "--format", "compressed-tensors", "--vram", "2x24GB", "--tp", "2"]
+        r = self.run_qconv("plan", "--json", *tight, LLAMA70)
+        plan = json.loads(r.stdout)
+        self.assertTrue(plan["fits"])
+        self.assertIn(b"nothing fits with lm_head.weight in 16 bits", r.stderr)
+        self.assertEqual(plan["schemes"]["keep"]["tensors"], 162)
+        self.assertFalse(self.plan(*tight, "--keep", "lm_head.weight", model=LLAMA70)["fits"])
+
     def test_rows_that_no_group_of_128_divides(self):
         """kjv-llama has rows of 192 and 440: groups of 64 and a scale for each row. Neither vLLM nor
         compressed-tensors takes a short last group. No weight stays in 16 bits for its rows alone."""
