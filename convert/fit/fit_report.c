@@ -154,10 +154,14 @@ static void add_choice(const qc_auto_result *a, qc_strbuf *out)
                            a->uniform_fits[i] ? ""
                            : a->spills        ? " (not without spilling)"
                                               : " (does not fit)");
-    qc_strbuf_putf(out, "\n             %s\n             %s\n%s", QC_ERROR_UNIT, QC_ERROR_SEEN,
-                   a->measured ? ""
-                               : "             There are no weights to measure: these are "
-                                 "the errors of normal random ones.\n");
+    if (a->weighed == QC_WEIGHED_ROLES)
+        qc_strbuf_putf(out, "\n             %s\n             %s\n", QC_ERROR_UNIT, QC_ERROR_SEEN);
+    else
+        qc_strbuf_puts(out, "\n             It is a KL divergence in nats, estimated by "
+                            "--importance.\n");
+    qc_strbuf_puts(out, a->measured ? ""
+                                    : "             There are no weights to measure: these are "
+                                      "the errors of normal random ones.\n");
 }
 
 int qc_fit_has_mla(const qc_geometry *g)

@@ -104,7 +104,10 @@ class Ladder(OutputCase):
                                        max(b for name, b in got.items() if heavy not in name))
         without = self.dry_run(*AUTO, "--bits", "5.5")
         self.assertEqual(without["auto"]["weighed_by"], "importance")
-        self.assertIn("without any data", self.ok("--dry-run", *AUTO, "--bits", "5.5", "--explain", self.source))
+        said = self.ok("--dry-run", *AUTO, "--bits", "5.5", "--explain", self.source)
+        self.assertIn("without any data", said)
+        self.assertIn("  chosen by the roles of weights alone, without data; see --importance\n", said)
+        self.assertIn("  chosen by --importance\n", self.ok("--dry-run", *AUTO, "--bits", "5.5", *file, self.source))
 
     def test_importance_with_gaps(self):
         """Weights without traces count as is usual for their role, and a note says so."""
