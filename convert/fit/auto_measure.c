@@ -430,6 +430,7 @@ double qc_auto_normal_mse(qc_candidate_form form, uint64_t cols, qc_scale_method
         return 0;
     if (qc_schemes[form.scheme].bits < 8)
         return measured_mse(form, cols, searched);
+    cols = form.block_elems ? form.block_elems : cols;
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;

@@ -98,23 +98,24 @@ static const qc_candidate bitsandbytes_candidates[QC_CANDIDATES] = {
     SIXTEEN_BITS,
 };
 
-/* In groups of 128, or as the steps go on. */
+#define WIDEST_GROUP 128u
 #define GROUPS(b, asked_only)                                                                      \
     {                                                                                              \
-        "int" #b, "auto: int" #b, QC_SCHEME_W##b##A16, 128, asked_only,                            \
+        "int" #b, "auto: int" #b, QC_SCHEME_W##b##A16, WIDEST_GROUP, asked_only,                   \
             QC_SCHEME_W##b##A16_CHANNEL                                                            \
     }
 /* int8 has a scale for each row: groups would cost an eighth of a bit and gain no more by it than
  * other weights do. */
-#define PACKED_CANDIDATES(int8)                                                                    \
+#define PACKED_CANDIDATES(int8, other)                                                             \
     {                                                                                              \
         GROUPS(2, 1), GROUPS(3, 1), GROUPS(4, 0),                                                  \
             {"int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 1, 0}, GROUPS(5, 0),          \
-            GROUPS(6, 0), GROUPS(7, 1), {"int8", "auto: int8", int8, 0, 0, 0}, SIXTEEN_BITS,       \
+            GROUPS(6, 0), GROUPS(7, 1), {"int8", "auto: int8", int8, 0, 0, other}, SIXTEEN_BITS,   \
     }
 /* Indexed by whether activations have 16 bits. */
 static const qc_candidate packed_candidates[2][QC_CANDIDATES] = {
-    PACKED_CANDIDATES(QC_SCHEME_W8A8), PACKED_CANDIDATES(QC_SCHEME_W8A16_CHANNEL)};
+    PACKED_CANDIDATES(QC_SCHEME_W8A8, QC_SCHEME_KEEP),
+    PACKED_CANDIDATES(QC_SCHEME_W8A16_CHANNEL, QC_SCHEME_W8A16)};
 
 const qc_candidate *qc_candidates_of(const qc_recipe_options *o)
 {
@@ -162,10 +163,15 @@ qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, 
 
 int qc_candidate_step(const qc_candidate *c, unsigned step, qc_candidate_form *form)
 {
-    *form = (qc_candidate_form){c->scheme, c->block_elems >> step};
-    if (step > 0 && step + 1 == QC_CANDIDATE_STEPS)
-        *form = (qc_candidate_form){c->by_rows, 0};
-    return step == 0 || (step < QC_CANDIDATE_STEPS && c->by_rows != QC_SCHEME_KEEP);
+    const int by_rows = c->block_elems == 0;
+    const unsigned rows_at = by_rows ? 0 : QC_CANDIDATE_STEPS - 1;
+    *form = (qc_candidate_form){c->scheme, c->block_elems};
+    if (step > 0 && step == rows_at)
+        *form = (qc_candidate_form){c->other, 0};
+    else if (step > 0)
+        *form = (qc_candidate_form){by_rows ? c->other : c->scheme,
+                                    WIDEST_GROUP >> (by_rows ? step - 1 : step)};
+    return step == 0 || (step < QC_CANDIDATE_STEPS && c->other != QC_SCHEME_KEEP);
 }
 
 const char *qc_scheme_name(qc_scheme s)

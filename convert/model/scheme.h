@@ -89,8 +89,8 @@ enum {
     QC_CANDIDATE_INT8,
     QC_CANDIDATE_16BIT = QC_CANDIDATES - 1
 };
-/* The sizes of groups that a candidate may have, from the one that is wanted to the one that every
- * row allows: 128, 64, 32, and a scale for each row. */
+/* The forms that a candidate may have, from the one that is wanted on: groups of 128, 64, 32, and a
+ * scale for each row; or with int8 that first, and then groups. */
 #define QC_CANDIDATE_STEPS 4u
 
 typedef struct {
@@ -98,8 +98,9 @@ typedef struct {
     const char *why;  /* for the recipe */
     qc_scheme scheme;
     uint32_t block_elems;
-    int asked_only;    /* it is taken only where --schemes names it */
-    qc_scheme by_rows; /* the scheme of its last step; KEEP: it has no step but its first */
+    int asked_only;  /* it is taken only where --schemes names it */
+    qc_scheme other; /* of a scheme in groups that by rows, and the reverse; KEEP: it has neither,
+                        and no step but its first */
 } qc_candidate;
 
 /* How a weight is held with a candidate at one of its steps. */
