@@ -377,7 +377,7 @@ static void apply_choice(qc_chooser *c)
             qc_recipe_entry *e = &c->recipe->entries[tensor];
             qc_auto_set_entry(c, g, e, tensor, k);
             e->unasked = k == QC_CANDIDATE_16BIT && group->reason && !e->coded;
-            e->why = why_of(c, group, e->coded && !qc_coding_is_integer(e->coded->coding));
+            e->why = why_of(c, group, e->coded && !qc_coding_is_packed(e->coded->coding));
         }
     }
     qc_recipe_settle_scales(c->recipe, c->model);

@@ -125,7 +125,7 @@ void qc_auto_shape_of(const qc_chooser *c, uint32_t tensor, uint64_t *rows, uint
 static qc_dtype kept_dtype(const qc_chooser *c, uint32_t tensor)
 {
     const qc_checkpoint_tensor *t = &c->model->tensors[tensor];
-    if (qc_auto_coded_of(c, tensor) && !qc_coding_is_integer(qc_auto_coded_of(c, tensor)->coding))
+    if (qc_auto_coded_of(c, tensor) && !qc_coding_is_packed(qc_auto_coded_of(c, tensor)->coding))
         return t->dtype;
     if (c->options->recipe.rest == QC_REST_BF16)
         return QC_DTYPE_BF16;
@@ -157,7 +157,7 @@ uint64_t qc_auto_quantized_bytes(const qc_chooser *c, uint32_t tensor, qc_scheme
 static uint64_t kept_bytes(const qc_chooser *c, uint32_t tensor)
 {
     uint64_t rows, cols;
-    if (qc_auto_coded_of(c, tensor) && !qc_coding_is_integer(qc_auto_coded_of(c, tensor)->coding))
+    if (qc_auto_coded_of(c, tensor) && !qc_coding_is_packed(qc_auto_coded_of(c, tensor)->coding))
         return c->model->tensors[tensor].bytes + c->scale_bytes[tensor];
     qc_auto_shape_of(c, tensor, &rows, &cols);
     return rows * cols * (qc_dtype_bits(kept_dtype(c, tensor)) / 8);

@@ -1,6 +1,6 @@
 /* Reads a tensor of a checkpoint as its values, whatever they are stored as: floats, bitsandbytes'
- * and qconv's codes (recipe_stored.h), FP8, MXFP4 or integers with scales (recipe_coded.h). The
- * values are those that a conversion to the same dtype writes. */
+ * and qconv's codes (recipe_stored.h), FP8, MXFP4, NVFP4 or integers with scales (recipe_coded.h).
+ * The values are those that a conversion to the same dtype writes. */
 #ifndef QC_CONVERT_WEIGHT_READ_H
 #define QC_CONVERT_WEIGHT_READ_H
 

@@ -115,7 +115,7 @@ static const char *instead_of(const qc_plan *p)
     int stack = strstr(p->own_form, "mxfp4") != NULL;
     int fp8 = strstr(p->own_form, "fp8") != NULL, integers = 0;
     for (int c = 0; c < QC_CODING_COUNT; c++)
-        integers |= qc_coding_is_integer((qc_coding)c) &&
+        integers |= qc_coding_is_packed((qc_coding)c) &&
                     strstr(p->own_form, qc_coding_name((qc_coding)c)) != NULL;
     for (uint32_t i = 0; i < p->job_count; i++)
         stack |= p->jobs[i].stack;

@@ -185,7 +185,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         return QC_OK;
     }
     const qc_coded_weight *codes = m->a->out_coded.weights[t->out_tensor];
-    if (codes && qc_coding_is_integer(codes->coding))
+    if (codes && qc_coding_is_packed(codes->coding))
         return refuse_integers(m, t, codes);
     r->kind = QC_AGAINST_CAST;
     r->scheme = t->packed ? "dequant" : "cast";

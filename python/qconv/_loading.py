@@ -20,7 +20,7 @@ from ._weights import TORCH, dtype_of, groups, joined, says_how, weights_of
 from .torch import Linear, QuantizedTensor, Stack
 
 # Packed by other tools, and kept beside weights that qconv quantized.
-OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq"}
+OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq", "nvfp4"}
 
 
 def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
@@ -121,6 +121,7 @@ def config_of(out, kwargs):
     try:
         return transformers.AutoConfig.from_pretrained(out, **more)
     except Exception as e:  # also what the checks of huggingface_hub raise, which has no name in every version
+        _library.Reader.check_beside(out / "config.json")
         what = re.search(r'"model_type"\s*:\s*"([^"]*)"', (out / "config.json").read_text(errors="replace"))
         lines = [line.strip() for line in str(e).splitlines()] or [type(e).__name__]
         why = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
@@ -235,12 +236,15 @@ class Answers:
 def devices_of(asked: str) -> Tuple[str, ...]:
     """The devices of torch that --device names."""
     import torch
-    if asked == "cpu" or asked == "auto" and not torch.cuda.is_available():
+    with warnings.catch_warnings():  # of a driver that is too old for this torch
+        warnings.simplefilter("ignore")
+        there = asked != "cpu" and torch.cuda.is_available()
+    if asked == "cpu" or asked == "auto" and not there:
         return ("cpu",)
     kind, _, numbers = asked.partition(":")
     if asked != "auto" and (kind != "cuda" or numbers and not all(n.isdigit() for n in numbers.split(","))):
         raise UsageError("--device is '%s'; expected auto, cpu, cuda or cuda:0,1" % asked)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count() if there else 0
     chosen = [int(n) for n in numbers.split(",")] if numbers else list(range(count if asked != "auto" else 1))
     if not chosen or max(chosen) >= count:
         raise DeviceError("--device %s: torch %s finds %d GPU%s here" % (asked, torch.__version__, count, "s" * (count != 1)))
