@@ -6,9 +6,7 @@
 
 _Static_assert(sizeof((qc_cuda_search_tables *)0)->screen == sizeof((qc_search_tables *)0)->screen,
                "one layout of the screen");
-_Static_assert(sizeof((qc_cuda_search_tables *)0)->factor == sizeof qc_search_factor &&
-                   sizeof((qc_cuda_search_tables *)0)->int4_row_factor ==
-                       sizeof qc_search_int4_row_factor,
+_Static_assert(sizeof((qc_cuda_search_tables *)0)->factor == sizeof qc_search_factor,
                "one layout of the factors");
 _Static_assert(QC_SEARCH_FACTORS == 16 && QC_SEARCH_LISTS == QC_CUDA_SEARCH_LISTS &&
                    QC_SEARCH_RUN == 64 && QC_SEARCH_CANDIDATES == 16,
@@ -29,7 +27,8 @@ void qc_cuda_search_tables_fill(qc_cuda_search_tables *out)
     memcpy(out->int4_steps, int4_steps, sizeof int4_steps);
     memcpy(out->int8_steps, int8_steps, sizeof int8_steps);
     memcpy(out->row_steps, row_steps, sizeof row_steps);
-    memcpy(out->int4_row_factor, qc_search_int4_row_factor, sizeof qc_search_int4_row_factor);
+    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES / 2; j++)
+        out->int4_row_factor[j] = qc_search_steps_of[1][4 - 2][2 * j];
     memcpy(out->refits, refits, sizeof refits);
     out->int8_target = QC_SEARCH_INT8_TARGET;
 }

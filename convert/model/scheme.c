@@ -227,11 +227,8 @@ static const char *rows_obstacle(const qc_scheme_row *row, uint32_t block_elems,
         return "is not a Linear of compressed-tensors";
     if (!row->by_rows && block_elems && cols % block_elems)
         return "has rows of no whole groups";
-    /* Kernels for 4 and 8 bits take whole words only. Other widths straddle words anyway. */
-    if (qc_dtype_bits(row->code_dtype) % row->bits == 0 &&
-        cols * row->bits % qc_dtype_bits(row->code_dtype))
-        return "has rows of no whole words";
-    return NULL;
+    const int whole = row->form->words || cols * row->bits % qc_dtype_bits(row->code_dtype) == 0;
+    return whole ? NULL : "has rows of no whole words";
 }
 
 const char *qc_candidate_obstacle(qc_candidate_form form, uint64_t cols)
