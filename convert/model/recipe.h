@@ -94,6 +94,7 @@ typedef struct {
     const qc_coded_weight *coded;
     /* The index of the weight whose scale or state this tensor is; UINT32_MAX for all others. */
     uint32_t owner;
+    int unasked; /* a matrix stays as it is, and neither a rule nor --to auto chose so */
 } qc_recipe_entry;
 
 typedef struct {
