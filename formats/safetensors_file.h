@@ -30,6 +30,8 @@ void qc_st_cursor_destroy(qc_st_cursor *c);
 void qc_st_cursor_use_direct(qc_st_cursor *c, qc_direct_reader *d);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
+/* Opens a file for its header alone: the data behind it may be cut off. */
+QC_NODISCARD qc_status qc_st_file_open_cut(qc_st_file *out, const char *path, qc_error *err);
 void qc_st_file_close(qc_st_file *f);
 /* Reads len bytes of the data buffer at offset, which must lie within header.data_bytes
  * (QC_ERR_INPUT otherwise). Frames that lie wholly in the range are decoded straight into dst; the

@@ -153,6 +153,8 @@ class Plan(Shown):
     choices: Tuple[Json, ...]
     budget_notes: Tuple[str, ...]
     suggestions: Tuple[str, ...]
+    download: Optional[str]
+    convert: Optional[str]
 
 
 @dataclass(frozen=True)
