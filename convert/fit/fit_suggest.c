@@ -59,9 +59,7 @@ static qc_status try_plan(qc_planned_model *out, int *made, qc_arena *arena,
     *made = st == QC_OK;
     if (st == QC_OK || qc_status_is_refusal(st))
         return QC_OK;
-    if (err)
-        *err = trouble;
-    return st;
+    return qc_error_pass(err, &trouble, st);
 }
 
 /* The bytes that the planned weights take at least, of one rank if there are several. Layers that
@@ -508,9 +506,7 @@ static qc_status more_ranks(seeker *s, qc_error *err)
                                                       &trial, &trouble);
         if (qc_status_is_refusal(st))
             return QC_OK;
-        if (st != QC_OK && err)
-            *err = trouble;
-        QC_TRY(st);
+        QC_TRY(qc_error_pass(err, &trouble, st));
         if (!planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--tp %" PRIu32 " on as many cards", n));

@@ -147,7 +147,7 @@ class Totals(PlanCase):
             # Buffers are what a configuration does not tell: transformers makes them itself.
             buffers = sum(mk.tensor_bytes(d, s) for _, d, s, role in mk.model_rows(model)
                           if role == "buffer")
-            same = [m for m in MEMBERS if m not in ("model", "has_weights", "file_bytes")]
+            same = [m for m in MEMBERS if m not in ("model", "has_weights", "file_bytes", "download", "convert")]
             if buffers:
                 same = [m for m in same if m not in ("weight_bytes", "devices", "schemes")]
             for other in ("config", os.path.join("config", "config.json"), model["hf_id"]):
