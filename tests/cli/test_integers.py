@@ -20,6 +20,7 @@ L = "model.layers.0."
 M = L + "self_attn.q_proj."
 Q = M + "weight"
 CT = "compressed-tensors"
+GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "widths")
 
 
 def words(codes, bits):
@@ -259,6 +260,20 @@ class CompressedTensors(Integers):
                 facts = json.loads(self.ok("inspect", "--json", "m"))
                 t = next(t for t in facts["tensors"] if t["name"] == M + "weight_packed")
                 self.assertEqual((t["bits"], t["logical_shape"]), (bits, w.shape))
+
+    def test_golden(self):
+        """Files of compressed-tensors itself, before and after it packed densely (golden/gen_widths.py)."""
+        for version in ("0.17.0", "0.20.1"):
+            path = os.path.join(GOLDEN, version)
+            with open(path + ".json", encoding="utf-8") as f:
+                config = json.load(f)
+            for said in (version, None) if version == "0.20.1" else (version,):
+                if said is None:
+                    del config["version"]  # dense is what is meant then
+                self.model({}, {"model_type": "llama", "torch_dtype": "bfloat16", "quantization_config": config})
+                shutil.copy(path + ".safetensors", self.path("m", "model.safetensors"))
+                out = self.convert("--to", "bf16", "m", "o")
+                self.assertEqual(out, mk.read_safetensors(path + ".values.safetensors")[0], (version, said))
 
     def test_columns_in_order(self):
         """A g_idx of -1 says so."""
