@@ -139,6 +139,8 @@ static void errors(const qc_search_tables *t, const float *x, uint32_t n, unsign
         errors_of(t, x, n, blocks, form, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
     else if (count == QC_SEARCH_PAIR)
         errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_PAIR, rr);
+    else if (count == QC_SEARCH_SHORT)
+        errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_SHORT, rr);
     else
         errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_CANDIDATES, rr);
 }
