@@ -16,7 +16,6 @@
 #include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
-#include "quant/quant_pack.h"
 
 #include <string.h>
 
@@ -256,7 +255,7 @@ QC_INLINE void int_run(int_context *c, qc_dtype dtype, unsigned bits, float scal
     if (i < n)
         int_step(c, dtype, bits == 4, first + i, n - i, to + (bits == 4 ? i / 2 : i), &s);
     if (to == stored)
-        qc_codes_pack(c->how->bits, stored, n, codes);
+        qc_avx2_codes_pack(c->how->bits, stored, n, codes);
     c->largest_error = s.most;
     c->sums->sum_ee += (double)qc_wide_fold(s.rr) * s2;
     c->sums->sum_xx += (double)qc_wide_fold(s.yy) * s2;

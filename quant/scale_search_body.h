@@ -213,14 +213,14 @@ static float encode(const float *x, uint32_t n, unsigned blocks, const qc_form_o
     if (qc_form_is_table(form))
         return encode_table(x, n, blocks, inv, s, codes);
     float largest = 0.0f;
-    for (unsigned b = 0; b < blocks; b++, x += n, codes += n / 8 * form->bits) {
-        const float error =
-            form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], codes)
-                            : encode_numbers(x, n, form, 8, inv[b], s[b], whole ? codes : bytes);
+    uint8_t *to = whole ? codes : bytes;
+    for (unsigned b = 0; b < blocks; b++, x += n, to += form->bits == 4 ? n / 2 : n) {
+        const float error = form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], to)
+                                            : encode_numbers(x, n, form, 8, inv[b], s[b], to);
         largest = error > largest ? error : largest;
-        if (!whole)
-            qc_codes_pack(form->bits, bytes, n, codes);
     }
+    if (!whole)
+        qc_avx2_codes_pack(form->bits, bytes, (uint64_t)blocks * n, codes);
     return largest;
 }
 
@@ -249,7 +249,7 @@ static float encode_row(const float *x, const float *h, uint32_t n, const qc_for
         store_numbers(form, form->bits, to, q);
     }
     if (form->bits != 4 && form->bits != 8)
-        qc_codes_pack(form->bits, bytes, n, codes);
+        qc_avx2_codes_pack(form->bits, bytes, n, codes);
     *ee = qc_wide_fold(ee_sum);
     *xx = qc_wide_fold(xx_sum);
     return qc_wide_largest(largest);
