@@ -72,9 +72,7 @@ QC_INLINE numbers load_numbers(const qc_form_ops *form)
 /* Returns the number of the code nearest to y. */
 QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
 {
-    const qc_wide rounder = qc_wide_all(0x1.8p23f); /* its lowest bits are an integer */
-    qc_wide q = qc_wide_sub(qc_wide_add(y, rounder), rounder);
-    return qc_wide_between(q, of->lowest, of->highest);
+    return qc_wide_between(qc_wide_round_even(y), of->lowest, of->highest);
 }
 
 /* Returns y less the value of the code nearest to it. table is qc_form_is_table, a constant at each
