@@ -313,8 +313,8 @@ QC_INLINE void int8_dequantize_run(const qc_int_codes *how, int rows, const void
     note_scalar(first_overflow, overflow, first + i);
 }
 
-/* Dequantizes n codes that are neither 4 bits wide nor 8, of which `each` share a scale: groups that
- * lie without gaps are taken apart together. */
+/* Dequantizes n codes that are neither 4 bits wide nor 8, of which `each` share a scale: groups
+ * that lie without gaps are taken apart together. */
 QC_INLINE void packed_dequantize(const qc_int_codes *how, const unsigned char *codes,
                                  const float *scales, uint64_t n, uint64_t each, void *dst,
                                  qc_dtype dtype, uint64_t *first_overflow)
