@@ -96,7 +96,7 @@ QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, ui
 }
 
 /* Leaves the errors in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
-template <bool table, bool step_last, bool sweeping>
+template <bool table, bool sweeping>
 QC_DEVICE unsigned walk_panel(const qc_cuda_form &form, unsigned cols, unsigned lane,
                               panel_shared &shared)
 {
@@ -116,15 +116,14 @@ QC_DEVICE unsigned walk_panel(const qc_cuda_form &form, unsigned cols, unsigned 
             int was = 0;
             if (sweeping) {
                 was = shared.code[lane * code_stride + s + i];
-                old = qc_form_made(table, step_last, form, qc_form_number(table, tables, was),
-                                   scale[i]);
+                old = qc_form_made(table, form, qc_form_number(table, tables, was), scale[i]);
                 float own = shared.inverse[s + i];
                 /* a dead column gets what is nearest to its weight */
                 place = own == 0.0f ? target : __fadd_rn(old, __fmul_rn(place, own));
             }
             int code = qc_form_code(table, form, tables, __fmul_rn(place, inverse[i]));
             float number = qc_form_number(table, tables, code);
-            float value = qc_form_made(table, step_last, form, number, scale[i]);
+            float value = qc_form_made(table, form, number, scale[i]);
             float error = __fadd_rn(target, -value);
             fed[i] = sweeping ? __fadd_rn(old, -value) : error;
             if (sweeping)
@@ -170,7 +169,7 @@ QC_DEVICE void store_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, u
 }
 
 /* Without panel_blocks, ptxas keeps to 64 registers and spills one. */
-template <bool table, bool step_last, bool sweeping>
+template <bool table, bool sweeping>
 __global__ void __launch_bounds__(panel_threads, panel_blocks)
     decide_panel(const qc_cuda_rows p, const qc_cuda_rows_panel a)
 {
@@ -180,8 +179,8 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
         load_panel<sweeping>(p, a, tile * tile_rows, shared);
         __syncthreads();
         if (threadIdx.x < 32) {
-            unsigned changed = walk_panel<table, step_last, sweeping>(p.form, (unsigned)a.cols,
-                                                                      threadIdx.x, shared);
+            unsigned changed =
+                walk_panel<table, sweeping>(p.form, (unsigned)a.cols, threadIdx.x, shared);
             if (sweeping) {
                 /* rows that do not exist are zero and stay so, but an NF4 code's 0 is 7 */
                 if (tile * tile_rows + threadIdx.x >= p.rows)
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(threads_per_block)
             from_scale = p.from_absmax[index];
         }
         float number = qc_form_nearest(p.form.table, p.form, tables, __fmul_rn(x, from_scale));
-        float value = qc_form_made(p.form.table, p.form.step_last, p.form, number, scale);
+        float value = qc_form_made(p.form.table, p.form, number, scale);
         if (inside)
             p.e[i] = __fadd_rn(p.target[i], -value);
     }
@@ -277,24 +276,35 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* Says how codes are stored. */
+/* Says how the codes of a row are stored. */
 struct storing {
-    int bits, low_first;
+    unsigned bits;
+    bool low_first;
     int add;  /* to a code as it is kept here */
-    int fill; /* the code of 0 */
+    int fill; /* what comes after the last one */
+    uint64_t cols, row_bytes;
 };
 
+/* Returns code k of the row, as it is stored. */
+QC_DEVICE unsigned stored_code(const storing &how, const int8_t *codes, uint64_t k)
+{
+    return (k < how.cols ? (unsigned)(codes[k] + how.add) : (unsigned)how.fill) &
+           ((1u << how.bits) - 1);
+}
+
+/* A thread has a byte, in which one code or several lie, the first and the last perhaps in part. */
 __global__ void __launch_bounds__(threads_per_block)
-    pack(const storing how, const int8_t *codes, uint64_t elems, uint64_t bytes, uint8_t *out)
+    pack(const storing how, const int8_t *codes, uint64_t bytes, uint8_t *out)
 {
     for (uint64_t i = thread_index(); i < bytes; i += threads_of_grid()) {
-        if (how.bits == 8) {
-            out[i] = (uint8_t)(codes[i] + how.add);
-            continue;
-        }
-        int first = codes[2 * i] + how.add;
-        int second = 2 * i + 1 < elems ? codes[2 * i + 1] + how.add : how.fill;
-        out[i] = (uint8_t)(how.low_first ? second << 4 | first : first << 4 | second);
+        const uint64_t row = i / how.row_bytes, bit = i % how.row_bytes * 8;
+        const int8_t *from = codes + row * how.cols;
+        uint64_t k = bit / how.bits;
+        const unsigned cut = (unsigned)(bit - k * how.bits);
+        unsigned byte = stored_code(how, from, k) >> cut;
+        for (unsigned have = how.bits - cut; have < 8; have += how.bits)
+            byte |= stored_code(how, from, ++k) << have;
+        out[i] = (uint8_t)(how.low_first ? byte : byte << 4 | (byte >> 4 & 15u));
     }
 }
 
@@ -410,7 +420,7 @@ __global__ void __launch_bounds__(threads_per_block)
             uint64_t k = at + lane, i = row * p.n + a.col + k;
             bool inside = k < a.cols;
             float number = qc_form_number(p.form.table, tables, inside ? p.codes[i] : 0);
-            float value = qc_form_made(p.form.table, p.form.step_last, p.form, number, better);
+            float value = qc_form_made(p.form.table, p.form, number, better);
             if (inside)
                 e[k] = __fadd_rn(p.target[i], -value);
         }
@@ -440,9 +450,7 @@ qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_str
     if (a->cols > panel)
         QC_FAIL(err, QC_ERR_USAGE, "a panel has more than %u columns", panel);
     void (*kernel)(qc_cuda_rows, qc_cuda_rows_panel) =
-        p->form.table       ? decide_panel<true, false, sweeping>
-        : p->form.step_last ? decide_panel<false, true, sweeping>
-                            : decide_panel<false, false, sweeping>;
+        p->form.table ? decide_panel<true, sweeping> : decide_panel<false, sweeping>;
     QC_TRY(qc_cuda_keep_resident(kernel, sizeof(panel_shared), panel_blocks, what, err));
     return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(p->rows, tile_rows)),
                          dim3(panel_threads), sizeof(panel_shared), s, err, *p, *a);
@@ -508,12 +516,18 @@ qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_arg
     return start("cuda_feedback refit", refit, p->rows, warps_per_block, s, err, *p, *a);
 }
 
-qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes, uint64_t elems,
-                            uint8_t *out, qc_cuda_stream s, qc_error *err)
+qc_status qc_cuda_rows_pack(const qc_form *form, const int8_t *codes, uint64_t elems, uint8_t *out,
+                            qc_cuda_stream s, qc_error *err)
 {
-    const storing how = {(int)form->bits, form->low_first, qc_form_is_table(form) ? 0 : form->zero,
-                         form->zero};
-    const uint64_t bytes = form->bits == 4 ? elems / 2 + elems % 2 : elems;
-    return start("cuda_feedback pack", pack, bytes, threads_per_block, s, err, how, codes, elems,
-                 bytes, out);
+    const qc_form_ops *ops = form->ops;
+    const bool table = qc_form_is_table(ops), gaps = qc_form_has_gaps(form);
+    const uint64_t bytes = qc_form_code_bytes(form, elems);
+    const storing how = {ops->bits,
+                         ops->low_first || ops->bits == 8,
+                         table ? 0 : ops->zero,
+                         ops->words ? 0 : ops->zero,
+                         gaps ? form->cols : elems,
+                         gaps ? qc_form_row_bytes(form) : bytes};
+    return start("cuda_feedback pack", pack, bytes, threads_per_block, s, err, how, codes, bytes,
+                 out);
 }
