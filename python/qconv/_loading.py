@@ -33,7 +33,7 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         places = Places(out, reader, device_map, side["device_map.json"])
         tensors = read(reader, places, threads, skip_digests)
     said = quantization_of(config, out)
-    found = groups({name: dtype_name for name, (dtype_name, _) in tensors.items()})
+    found = groups({name: dtype_name for name, (dtype_name, _, _) in tensors.items()})
     if found:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -237,7 +237,7 @@ def exists(device, why=""):
 
 
 def read(reader, places, threads, skip_digests):
-    """{name: (dtype as the file has it, tensor)}. On the way to a GPU a tensor is in pinned memory; only codes and
+    """{name: (dtype as the file has it, tensor, scheme)}. On the way to a GPU a tensor is in pinned memory; only codes and
     their scales are sent there, because transformers still works with the rest."""
     out = {}
     for number, device in enumerate(reader.devices):
@@ -261,7 +261,7 @@ def read(reader, places, threads, skip_digests):
         reader.load(number, place, done if to_gpu else None, threads, skip_digests)
         if to_gpu:
             torch.cuda.synchronize(target)
-        out.update((t.name, (t.dtype, tensor)) for t, tensor in zip(device.tensors, tensors))
+        out.update((t.name, (t.dtype, tensor, t.scheme)) for t, tensor in zip(device.tensors, tensors))
     return out
 
 
@@ -272,9 +272,9 @@ def state_of(tensors, found, kind, config, dtype):
     """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
     in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
-    state = {name: tensor for name, (_, tensor) in tensors.items() if name not in taken}
-    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()})
-             for weight, members in found.items()}
+    state = {name: tensor for name, (_, tensor, _) in tensors.items() if name not in taken}
+    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()},
+                                tensors[next(iter(members.values()))][2]) for weight, members in found.items()}
     stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
               if len(each) > 1 or not weight.endswith(".weight")}
     turned, lie = False, set()  # whether stacks, and which modules, hold weights as [in, out]
