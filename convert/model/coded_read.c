@@ -112,7 +112,7 @@ qc_status qc_coded_read(const qc_coded_source *src, qc_coded_scratch *s, uint64_
         return QC_OK;
     if (src->w->coding == QC_CODING_FP8) {
         QC_TRY(read_fp8(src, s, first, n, out, &bad, err));
-    } else if (qc_coding_is_integer(src->w->coding)) {
+    } else if (qc_coding_is_packed(src->w->coding)) {
         QC_TRY(qc_packed_read(src, &s->stripe, first, n, out, &bad, err));
     } else {
         if (first % QC_MXFP4_BLOCK != 0 || n % QC_MXFP4_BLOCK != 0)

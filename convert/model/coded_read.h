@@ -1,5 +1,5 @@
-/* Reads weights in FP8, MXFP4 or integers with scales as floats. Nothing but the scratch has a
- * state, so any range of a weight can be read at any time, by any thread that has its own scratch
+/* Reads weights in FP8, MXFP4, NVFP4 or integers with scales as floats. Nothing but the scratch has
+ * a state, so any range of a weight can be read at any time, by any thread that has its own scratch
  * and cursor. */
 #ifndef QC_CONVERT_CODED_READ_H
 #define QC_CONVERT_CODED_READ_H

@@ -263,7 +263,7 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
         j->dims = e->stored->dims;
     } else if (coded) {
         j->name = coded->name;
-        j->shares_source = qc_coding_is_integer(coded->coding) != 0;
+        j->shares_source = qc_coding_is_packed(coded->coding) != 0;
         j->dtype = QC_DTYPE_F32;
         *bits = qc_coded_bits(coded);
         j->ndim = coded->ndim & 15u;
@@ -275,8 +275,8 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     int turned_source = e->transpose && e->scheme != QC_SCHEME_DEQUANT && !coded;
     if (j->ndim == 2 || j->stack) {
         /* This cannot overflow: elems did not, or is 0. */
-        j->rows = j->dims[turned_source ? 1 : 0] * (j->stack ? j->dims[1] : 1);
-        j->form.cols = j->dims[turned_source ? 0 : j->ndim - 1];
+        j->form.cols = j->dims[j->ndim - (turned_source ? 2 : 1)];
+        j->rows = j->form.cols ? j->elems / j->form.cols : 0;
     } else {
         j->form.cols = j->elems;
     }
@@ -434,8 +434,7 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
         qc_dtype dtype = p->model->tensors[i].dtype;
         int mxfp4 = c && c->coding == QC_CODING_MXFP4;
         has[e->scheme] = 1;
-        has[CODINGS + QC_CODING_FP8] |=
-            kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
+        has[CODINGS + QC_CODING_FP8] |= kept && e->owner == UINT32_MAX && qc_dtype_is_fp8(dtype);
         if (c && c->coding != QC_CODING_FP8)
             has[CODINGS + c->coding] |= kept;
         own |= qc_scheme_is_quantized(e->scheme) && mxfp4; /* a stack */
@@ -688,9 +687,34 @@ static linear_weights count_left(const qc_plan *p, uint32_t block)
     return n;
 }
 
+/* Names weights that have 4 bits or fewer already, before they get so few again. */
+static void warn_again(const qc_plan *p, const char *model)
+{
+    enum { FEW_BITS = 4 };
+    const qc_job *first = NULL;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        if (!j->entry->coded || qc_coded_bits(j->entry->coded) > FEW_BITS || !j->form.ops ||
+            j->form.ops->bits > FEW_BITS)
+            continue;
+        first = first ? first : j;
+        count++;
+    }
+    if (first)
+        qc_console_warn(p->call,
+                        "%" PRIu32
+                        " weight%s of %s %s in %s already ('%s' is the first), and %s is "
+                        "a second rounding; a 16-bit original loses less, --to keep nothing",
+                        count, qc_plural(count), model, qc_are(count),
+                        qc_coding_name(first->entry->coded->coding), first->name,
+                        qc_scheme_name(first->scheme));
+}
+
 qc_status qc_plan_check_quantizes(const qc_plan *p, const char *model, qc_error *err)
 {
     const qc_recipe_options *o = &p->options->recipe;
+    warn_again(p, model);
     if (!qc_to_quantizes(o->to) || o->to == QC_TO_AUTO)
         return QC_OK;
     if (p->weights_quantized == 0)

@@ -162,7 +162,8 @@ int qc_job_suits_gpu(const qc_job *j);
 /* The bytes of the source that GPUs could quantize. */
 uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* Warns where most of the weights that could be quantized stay as they are, because their rows are
- * no whole groups. QC_ERR_INPUT where a plan that was to quantize has nothing to quantize. */
+ * no whole groups, and where weights of 4 bits get 4 bits again. QC_ERR_INPUT where a plan that was
+ * to quantize has nothing to quantize. */
 QC_NODISCARD qc_status qc_plan_check_quantizes(const qc_plan *p, const char *model, qc_error *err);
 /* Makes both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,

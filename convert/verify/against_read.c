@@ -290,7 +290,7 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
     /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that
      * are turned back and integers are hashed as they lie (docs/format.md, section 4). */
     w.hash = t->sources && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
-             !(t->coded && qc_coding_is_integer(t->coded->coding));
+             !(t->coded && qc_coding_is_packed(t->coded->coding));
     QC_TRY(qc_against_scratch_of(a, thread, &w.s, err));
     qc_digest_reset(w.s->hash);
     QC_TRY(t->row.kind == QC_AGAINST_EQUAL  ? take_bytes(&w, w.offset, w.offset + w.len, 1, err)

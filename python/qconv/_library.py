@@ -272,6 +272,17 @@ class Reader(_Handle):
             call("qc_reader_check_file", self._handle, os.fsencode(path), content, len(content))
         return content
 
+    @staticmethod
+    def check_beside(path) -> None:
+        """Raises CheckError where a file of an output does not have the bytes that were written."""
+        folder, name = os.path.split(path)
+        if os.path.isfile(os.path.join(folder, "qconv.json")):
+            with Reader(folder) as reader:
+                try:
+                    reader.file(name)
+                except errors.CheckError as e:
+                    raise errors.CheckError(f"{e}; copy or convert {folder} again") from None
+
     def shards(self, device: int) -> "Shards":
         return Shards(self, device)
 

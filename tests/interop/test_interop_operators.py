@@ -94,27 +94,6 @@ class Numbers(unittest.TestCase):
         s.note("products against double, of the sums of magnitudes: " +
                ", ".join(f"{str(d)[6:]} {v:.1e}" for d, v in worst.items()))
 
-    def test_epilogues(self):
-        """act(gate) (x W^T + bias) + residual against double, a few rows and many."""
-        acts = {"silu": torch.nn.functional.silu, "gelu_tanh": lambda g: torch.nn.functional.gelu(g, approximate="tanh")}
-        for w in (weight("nf4", 96, 128, 64, True), weight("int8", 33, 70), weight("w8a16", 7, 256, 128)):
-            exact = w.dequantize(torch.float32).double()
-            for dtype, m, act, with_residual in itertools.product(FLOATS, (3, 300), ("", *acts), (False, True)):
-                x, bias = torch.randn(m, w.cols).to(dtype), torch.randn(w.rows).to(dtype)
-                gate = torch.randn(m, w.rows).to(dtype) if act else None
-                residual = torch.randn(m, w.rows).to(dtype) if with_residual else None
-                y = ops.linear_then(x, *w.tensors(), bias, gate, act, residual, *w.numbers)
-                want = x.double() @ exact.T + bias.double()
-                size = x.double().abs() @ exact.abs().T + bias.double().abs()
-                if act:
-                    by = acts[act](gate.double())
-                    want, size = want * by, size * by.abs()
-                if with_residual:
-                    want, size = want + residual.double(), size + residual.double().abs()
-                self.assertEqual((y.dtype, y.shape), (dtype, (m, w.rows)))
-                self.assertLess(((y.double() - want).abs() / size.clamp_min(1e-3)).max().item(),
-                                INTEGER + ROUNDING[dtype], (w.numbers, dtype, m, act))
-
     def test_shapes_of_x(self):
         w = weight("nf4", 96, 128, 64)
         x = torch.randn(2, 3, 256)[:, :, ::2]  # columns that are not side by side
@@ -150,9 +129,6 @@ class Torch(unittest.TestCase):
                 x = torch.randn(2, 3, w.cols).to(dtype).requires_grad_(grad)
                 bias = torch.randn(w.rows).to(dtype).requires_grad_(grad)
                 torch.library.opcheck(ops.linear, (x, *w.tensors(), bias, *w.numbers))
-                gate = torch.randn(2, 3, w.rows).to(dtype)
-                torch.library.opcheck(ops.linear_then, (x.detach(), *w.tensors(), bias.detach(), gate, "silu", gate,
-                                                        *w.numbers))
             torch.library.opcheck(ops.dequantize, (*w.tensors(), *w.numbers, torch.bfloat16))
 
     def test_gradients(self):
@@ -348,18 +324,6 @@ class Refusals(unittest.TestCase):
                 numbers[["form", "rows", "cols", "block", "nested_block", "offset"].index(key)] = value
         with self.assertRaisesRegex(kind, words):
             ops.linear(x, *tensors.values(), bias, *numbers)
-
-    def test_epilogues_that_do_not_fit(self):
-        w, x = weight("nf4", 96, 128, 64, True), torch.randn(2, 128)
-        good, short = torch.randn(2, 96), torch.randn(2, 95)
-        for words, gate, act, residual in (("act is 'relu' with a gate", good, "relu", None),
-                                           ("act is 'silu' without a gate", None, "silu", None),
-                                           ("act is '' with a gate", good, "", None),
-                                           (r"the gate is \(2, 95\) in torch.float32; expected \(2, 96\)", short,
-                                            "silu", None),
-                                           (r"the residual is \(2, 96\) in torch.float16", None, "", good.half())):
-            with self.assertRaisesRegex(qconv.UsageError, words):
-                ops.linear_then(x, *w.tensors(), None, gate, act, residual, *w.numbers)
 
     def test_what_does_not_fit(self):
         w, x = weight("nf4", 96, 128, 64, True), torch.randn(2, 128)
