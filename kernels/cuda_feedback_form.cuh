@@ -50,7 +50,9 @@ QC_DEVICE float qc_form_made(bool table, const qc_cuda_form &f, float number, fl
 {
     if (table)
         return __fmul_rn(number, scale);
-    return __fmul_rn(__fmul_rn(number, f.step_last ? scale : f.step), f.step_last ? f.step : scale);
+    if (f.step_last)
+        return __fmul_rn(__fmul_rn(number, scale), f.step);
+    return __fmul_rn(__fmul_rn(number, f.step), scale);
 }
 
 /* Adds eight products, in order and not fused; u is read 16 bytes at a time. */

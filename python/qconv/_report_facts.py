@@ -125,7 +125,7 @@ class Output:
         """Whether it is a weight in one of the forms that the program makes, as far as inspect tells."""
         scheme = t["scheme"] or ""
         return scheme in ("nf4", "fp4", "int8", "int8-block") or bool(
-            re.match("w[48]a", scheme)) and t.get("format") in COMPRESSED_TENSORS and not (
+            re.match("w[2-8]a", scheme)) and t.get("format") in COMPRESSED_TENSORS and not (
                 t["zero_points"] or t["act_order"])
 
     def rules(self) -> List[List[str]]:
