@@ -280,6 +280,9 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
                        : NULL,
          "does not load weights that stay %s beside those of qconv", "--to bf16",
          "turn it back with --to bf16"},
+        {OURS | BIT(TRANSFORMERS), s->awq,
+         "was not tried with AWQ's form ('%s' is in it); vLLM, SGLang and lmdeploy read it",
+         "--format compressed-tensors", "turn it back with --to bf16"},
         {OURS, f->strange,
          "takes a scale for each row or group and nothing else, and '%s' has more", ANEW, ANEW},
         {BIT(PLUGIN), type, "rearranges the weights of model type %s, so it takes none as codes",
@@ -409,6 +412,7 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
 {
     qc_served_weight *weights = NULL;
     const char *foreign = NULL;
+    out->awq = NULL;
     QC_TRY(qc_arena_array(p->arena, &weights, p->model->tensor_count, err));
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
@@ -420,7 +424,9 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
                                 .name = p->model->tensors[j->source].name,
                                 .elems = j->elems};
         const qc_scheme_row *row = &qc_schemes[j->scheme];
-        if (row->format == QC_FORMAT_COMPRESSED_TENSORS) {
+        if (row->format == QC_FORMAT_AWQ)
+            out->awq = w->name;
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS || row->format == QC_FORMAT_AWQ) {
             w->block_elems = row->by_rows ? 0 : j->form.block_elems;
             w->integers = (qc_served_integers){.bits = row->bits,
                                                .packed = row->code_dtype == QC_DTYPE_I32,
@@ -441,6 +447,7 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
         }
     }
     *out = (qc_served){.arena = p->arena,
+                       .awq = out->awq,
                        .model = p->model,
                        .weights = weights,
                        .foreign = foreign,
@@ -468,6 +475,10 @@ qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines
     for (unsigned i = 0; i < all.count; i++)
         *(all.list[i].engine == QC_ENGINE_LOAD ? &l->qconv_load : &l->plugin) = 0;
     qc_loaders_warn(l, plan, call);
+    if (s.awq)
+        QC_TRY(qc_arena_printf(plan->arena, &l->lmdeploy, err,
+                               "--backend turbomind --model-format awq --tp %" PRIu32,
+                               ranks ? ranks : 1));
     if (!engines)
         return QC_OK;
     QC_TRY(qc_engines_check(&all, &s, engines, err));

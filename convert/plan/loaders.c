@@ -26,6 +26,11 @@ static int is_compressed_tensors(const qc_loaders *l)
     return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
 }
 
+static int is_awq(const qc_loaders *l)
+{
+    return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_AWQ)) == 0;
+}
+
 static int is_llama4(const char *model_type)
 {
     return strcmp(model_type, "llama4") == 0 || strcmp(model_type, "llama4_text") == 0;
@@ -170,8 +175,9 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         const qc_scheme scheme = p->jobs[i].scheme;
         if (!qc_scheme_is_quantized(scheme))
             continue;
-        out->row = (qc_loader_row){qc_scheme_name(scheme), 1, 1,
-                                   qc_format_name(qc_schemes[scheme].format)};
+        const qc_format format = qc_schemes[scheme].format;
+        const int known = format != QC_FORMAT_AWQ; /* transformers needs gptqmodel for it */
+        out->row = (qc_loader_row){qc_scheme_name(scheme), known, known, qc_format_name(format)};
         break;
     }
     out->lacks = qc_loaders_lack(p->model);
@@ -190,7 +196,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     if (p->own_form) {
         out->own_form = p->own_form;
         out->instead = instead_of(p);
-    } else if (!qc_diffusers_class(p->model) && p->weights_quantized) {
+    } else if (!qc_diffusers_class(p->model) && p->weights_quantized && !is_awq(out)) {
         QC_TRY(find_not5(out, p, err));
         out->rest = find_rest(p, config);
     }
@@ -199,7 +205,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
 
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
-    return l->plugin &&
+    return l->plugin && !is_awq(l) &&
            (l->compressed || l->own_form || (l->row.with && !is_compressed_tensors(l)));
 }
 
@@ -212,6 +218,8 @@ int qc_loaders_plain_vllm(const qc_loaders *l)
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
+    if (is_awq(l)) /* as their documentation and code say; docs/interop.md has what was run */
+        return "lmdeploy (TurboMind, from V100 on), vLLM and SGLang (from Turing on)";
     if (l->import_qconv && !r->transformers4)
         return "transformers 5 with bitsandbytes after import qconv";
     if (!r->transformers4 && !r->transformers5)

@@ -33,6 +33,8 @@ typedef struct qc_loaders {
     int qconv_load, plugin;
     /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
     const char *vllm;
+    /* of AWQ's form: the options of `lmdeploy serve api_server`; else NULL */
+    const char *lmdeploy;
 } qc_loaders;
 
 /* Returns why nothing loads a model as its files are, whatever their form: "config.json has no
