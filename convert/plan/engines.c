@@ -390,13 +390,13 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
 
 int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *w)
 {
-    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED)
+    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED && w->coding != QC_CODING_AWQ)
         return 0;
     out->name = w->name;
     out->block_elems = qc_integers_block(w);
     out->integers = (qc_served_integers){
         .bits = w->said.bits ? w->said.bits : w->bits,
-        .packed = w->coding == QC_CODING_PACKED,
+        .packed = w->coding != QC_CODING_INT,
         .one_scale = w->tile_rows > 1,
         .zero_points = w->zeros != UINT32_MAX,
         .act_order = w->group_index != UINT32_MAX,
@@ -441,6 +441,8 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
             w->elems = qc_sat_mul(coded->dims[0], coded->dims[1]);
             if (!qc_served_set_integers(w, coded))
                 foreign = qc_coding_name(coded->coding);
+            if (coded->coding == QC_CODING_AWQ)
+                out->awq = w->name;
         } else if (j->scheme == QC_SCHEME_KEEP && w->is_weight &&
                    qc_dtype_is_fp8(p->model->tensors[j->source].dtype)) {
             foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
@@ -479,7 +481,7 @@ qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines
         l->vllm_alone = all.count == 0;
     }
     qc_loaders_warn(l, plan, call);
-    if (s.awq)
+    if (s.awq && qc_loaders_awq(l))
         QC_TRY(qc_arena_printf(plan->arena, &l->lmdeploy, err,
                                "--backend turbomind --model-format awq --tp %" PRIu32,
                                ranks ? ranks : 1));

@@ -27,7 +27,7 @@ static int is_compressed_tensors(const qc_loaders *l)
     return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
 }
 
-static int is_awq(const qc_loaders *l)
+int qc_loaders_awq(const qc_loaders *l)
 {
     return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_AWQ)) == 0;
 }
@@ -188,7 +188,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     if (p->own_form) {
         out->own_form = p->own_form;
         out->instead = instead_of(p);
-    } else if (!qc_diffusers_class(p->model) && p->weights_quantized && !is_awq(out)) {
+    } else if (!qc_diffusers_class(p->model) && p->weights_quantized && !qc_loaders_awq(out)) {
         QC_TRY(find_not5(out, p, err));
         out->rest = find_rest(p, config);
     }
@@ -202,7 +202,7 @@ int qc_loaders_unquantized(const qc_loaders *l)
 
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
-    return l->plugin && !is_awq(l) &&
+    return l->plugin && !qc_loaders_awq(l) &&
            (l->compressed || l->own_form || (l->row.with && !is_compressed_tensors(l)));
 }
 
@@ -216,7 +216,8 @@ int qc_loaders_plain_vllm(const qc_loaders *l)
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
-    if (is_awq(l)) /* as their documentation and code say; docs/interop.md has what was run */
+    if (qc_loaders_awq(
+            l)) /* as their documentation and code say; docs/interop.md has what was run */
         return "lmdeploy (TurboMind, from V100 on), vLLM and SGLang (from Turing on)";
     if (l->import_qconv && !r->transformers4)
         return "transformers 5 with bitsandbytes after import qconv";

@@ -55,6 +55,8 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
 int qc_loaders_unquantized(const qc_loaders *l);
 /* Does vLLM need qconv's plug-in for the output? */
 int qc_loaders_need_plugin(const qc_loaders *l);
+/* Is it written in AWQ's form? */
+int qc_loaders_awq(const qc_loaders *l);
 /* Does vLLM load it by itself, from plain files in its own form? */
 int qc_loaders_plain_vllm(const qc_loaders *l);
 /* Warns where not every loader reads the output, and of what was done so that they do. Call it
