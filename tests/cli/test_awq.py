@@ -76,10 +76,10 @@ class Awq(OutputCase):
                 self.assertEqual(mk.read_checkpoint(self.path("o-16")), mk.read_checkpoint(self.path("ct-16")))
 
     def test_pieces(self):
-        """Codes of more than one piece, which is whole groups of all outputs."""
-        name, shape = L + "mlp.up_proj.weight", [1000, 20480]
-        row = mk.encode("F16", [self.rng.gauss(0, 0.03) for _ in range(20480 + 2000)])
-        self.model({name: ("F16", shape, b"".join(row[4 * r:4 * r + 40960] for r in range(1000)))}, CONFIG)
+        """Codes of two pieces, which are whole groups of all outputs; there is an odd number of them."""
+        name, shape = L + "mlp.up_proj.weight", [1000, 161 * 128]
+        row = mk.encode("F16", [self.rng.gauss(0, 0.03) for _ in range(shape[1] + 2000)])
+        self.model({name: ("F16", shape, b"".join(row[4 * r:4 * r + 2 * shape[1]] for r in range(1000)))}, CONFIG)
         for form in ("awq", "compressed-tensors"):
             self.ok("-q", *PLAIN, "--to", "int4", "--format", form, "m", form)
             self.ok("-q", *PLAIN, "--to", "fp16", form, form + "-16")
