@@ -623,11 +623,8 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
         why = (qc_error){0};
         st = qc_journal_open(&c->journal, path, take_record, c, NULL, &why);
     }
-    if (st != QC_OK) {
-        if (err)
-            *err = why;
-        return why.code;
-    }
+    if (st != QC_OK)
+        return qc_error_pass(err, &why, why.code);
     if (c->has_identity)
         return QC_OK;
     /* Weights that lie in the folder without a journal belong to nobody. */

@@ -1,8 +1,9 @@
 #include "convert/fit/fit_report.h"
-#include "base/checked.h"
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "convert/fit/tensor_parallel.h"
+#include "convert/plan/loaders.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 
@@ -208,6 +209,8 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
                    r->fit->fits ? "fits" : "does not fit",
                    unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
     add_context(r, out);
+    if (r->fit->fits && r->chosen && qc_loaders_unquantized(r->loaders))
+        qc_strbuf_puts(out, ", and nothing has to be quantized");
     qc_strbuf_puts(out, "\n\n");
     qc_strbuf_putf(out, "  weights    %s in %s parameters",
                    qc_text_bytes(size, r->fit->weight_bytes), qc_text_count(count, r->parameters));

@@ -463,7 +463,9 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
      * one. */
     e->scheme = qc_scheme_of_options(m->options);
     e->block_elems = qc_scheme_block_of_options(m->options);
-    e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0 && !is_packed(m, i);
+    e->transpose = (stack && !coded ? qc_experts_is_stack(m->model, t) == 2
+                                    : (c->traits & QC_TRAIT_CONV1D) != 0) &&
+                   !is_packed(m, i);
     /* The codes of a stack's experts lie one after the other, so a block must not span two. */
     const uint64_t *dims = coded ? e->coded->dims : t->dims;
     if (stack && !qc_schemes[e->scheme].by_rows && dims[1] * dims[2] % e->block_elems != 0)

@@ -144,9 +144,7 @@ static qc_status sample_groups(qc_worker *w, uint64_t first, uint64_t end, qc_er
         memset(out.absmax, 0, (size_t)blocks * sizeof *out.absmax);
         return QC_OK;
     }
-    if (st != QC_OK && err)
-        *err = trouble;
-    return st;
+    return qc_error_pass(err, &trouble, st);
 }
 
 /* The one worker that completed the sample calls this. */
@@ -506,9 +504,7 @@ static qc_status try_gpu(qc_worker *w, const unit_range *q, int *done, qc_error 
         memset(q->total, 0, sizeof *q->total);
         return QC_OK;
     }
-    if (err)
-        *err = why;
-    return st;
+    return qc_error_pass(err, &why, st);
 }
 
 /* For a unit whose values are all zeros as they were quantized (in LLM.int8, after float16): are

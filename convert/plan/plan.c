@@ -275,8 +275,8 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     int turned_source = e->transpose && e->scheme != QC_SCHEME_DEQUANT && !coded;
     if (j->ndim == 2 || j->stack) {
         /* This cannot overflow: elems did not, or is 0. */
-        j->rows = j->dims[turned_source ? 1 : 0] * (j->stack ? j->dims[1] : 1);
-        j->form.cols = j->dims[turned_source ? 0 : j->ndim - 1];
+        j->form.cols = j->dims[j->ndim - (turned_source ? 2 : 1)];
+        j->rows = j->form.cols ? j->elems / j->form.cols : 0;
     } else {
         j->form.cols = j->elems;
     }

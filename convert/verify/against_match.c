@@ -117,7 +117,8 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     const uint64_t *dims = t->coded ? t->coded->dims : from->dims;
     unsigned ndim = t->coded ? t->coded->ndim : from->ndim;
     r->source_dtype = from->dtype;
-    r->transpose = !t->coded && ndim == 2 && qc_family_is_conv1d(m->table, from->name);
+    r->transpose = !t->coded && (ndim == 2 ? qc_family_is_conv1d(m->table, from->name)
+                                           : qc_experts_is_stack(m->a->model, from) == 2);
     t->through = from->dtype;
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
         return fault(m->a, t, m->err, "in MODEL it is %s, which cannot be quantized",

@@ -77,9 +77,7 @@ qc_status qc_code_counts_open(qc_code_counts *c, qc_arena *arena, const char *di
     memset(c, 0, sizeof *c);
     if (st != QC_ERR_NOMEM && st != QC_ERR_INTERRUPTED)
         return QC_OK;
-    if (err)
-        *err = damage;
-    return st;
+    return qc_error_pass(err, &damage, st);
 }
 
 /* ---- counting -------------------------------------------------------------------------------- */

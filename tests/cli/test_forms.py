@@ -506,9 +506,9 @@ class Fused(Forms):
 
     replaces = True
 
-    def layers(self, path, gate, up, down, experts=3, inner=64, hidden=96):
+    def layers(self, path, gate, up, down, experts=3, inner=64, hidden=96, layers=(0, 1)):
         released, fused = {}, {}
-        for layer in (0, 1):
+        for layer in layers:
             ups, downs = b"", b""
             for e in range(experts):
                 m = {n: mk.random_bytes("BF16", s, self.rng)

@@ -82,6 +82,7 @@ class Beside(Sources):
             self.write("m/" + name, text)
             self.assertIn("'%s'" % name, self.convert("--to", "nf4")[0])
             self.assertIn("is not what the name says", self.warned("plan", "--vram", "1GB", "m"))
+            self.assertRegex(self.ok("plan", "--vram", "1GB", "m"), "loads in .*, each without '%s', which is " % name)
             os.remove(self.path("m", name))
 
     def test_modules_of_sentence_transformers(self):
