@@ -65,6 +65,7 @@ ENVIRONMENTS = {
     "forged-transformers4": (["transformers4"], "test_interop_forged.py"),
     "known-transformers5": (["transformers5"], "test_interop_known.py"),
     "known-transformers4": (["transformers4"], "test_interop_known.py"),
+    "types": (["transformers5"], "test_interop_types.py"),
     "operators": (["transformers5"], "test_interop_operators.py"),
     "gpu-operators": (["transformers5"], "test_interop_gpu_operators.py"),
     "adapters": (["training", "transformers5"], "test_interop_adapters.py"),
