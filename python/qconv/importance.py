@@ -18,7 +18,7 @@ from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline
 from ._program import Progress, ProgressCallback, StrPath, listening
-from .errors import InputError, QconvWarning, RunError, UsageError
+from .errors import Error, InputError, QconvWarning, RunError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -125,6 +125,12 @@ def measured(model: str, text: str, tokens: int, context: Optional[int], tokeniz
                 stream.backward(passing.inputs, each)
             answered = int(passing.masks[-1].sum())
             weights, filled = traces.pairs(answered)
+        except Error:
+            raise
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError("%s of transformers %s does not compute %s forwards and back: %s: %s" % (
+                type(made).__name__, transformers.__version__, text, type(error).__name__,
+                str(error).partition("\n")[0])) from error
         finally:
             stream.close()
     wrong = next((n for n, pair in weights.items() if not all(0 <= v < float("inf") for v in pair)), None)
@@ -146,7 +152,7 @@ def settle_states(stream: Stream, rows: int, context: int) -> None:
     import torch
 
     from ._calibrate_plan import STATES
-    from ._report_draw import size
+    from ._program import size
     held = stream.outlook(rows, context).state * (len(stream.layers) + STATES)
     stream.home = torch.device("cpu")
     if held > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
