@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
