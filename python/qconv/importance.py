@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline
-from ._program import Progress, ProgressCallback, StrPath, listening
+from ._program import Progress, ProgressCallback, StrPath, listening, size
 from .errors import Error, InputError, QconvWarning, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -154,7 +154,6 @@ def settle_states(stream: Stream, rows: int, context: int) -> None:
     import torch
 
     from ._calibrate_plan import STATES
-    from ._report_draw import size
     held = stream.outlook(rows, context).state * (len(stream.layers) + STATES)
     stream.home = torch.device("cpu")
     if held > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
