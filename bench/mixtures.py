@@ -36,9 +36,9 @@ def stored_bits(folder: Path, names: list[str], weights: dict) -> float:
     """Codes and scales of these weights, by element; what stays as it was counts 16 bits."""
     stored, size = lm.read_tensors(folder), 0
     for name in names:
-        parts = [t for key, t in stored.items() if key.startswith(name) and not key.endswith("_shape")]
-        size += sum(weights[name].size * 2 if t.shape == weights[name].shape and t.dtype.kind == "f" else t.nbytes
-                    for t in parts)
+        for key, t in stored.items():
+            if key.startswith(name) and not key.endswith("_shape"):
+                size += t.nbytes // (2 if t.dtype == np.float32 else 1)  # which has bfloat16 been read as
     return 8 * size / sum(weights[n].size for n in names)
 
 
