@@ -82,13 +82,14 @@ class Windows:
         return replace(self, ids=_padded([*self.ids, *other.ids]), lengths=self.lengths + other.lengths,
                        sequences=self.sequences + other.sequences)
 
-    def batch(self, numbers: Sequence[int], config: Any) -> Tuple[Dict[str, torch.Tensor], List[torch.Tensor]]:
+    def batch(self, numbers: Sequence[int], config: Any, times: int = 1
+              ) -> Tuple[Dict[str, torch.Tensor], List[torch.Tensor]]:
         """(arguments of forward, masks) of these windows. The rows are filled up, with the first window, to a prime that is
-        no other size of the model, because a stream tells the batch by its size. A mask, BoolTensor [rows, tokens], says
+        no other size of the model, nor so many times itself, because a stream tells the batch by its size. A mask, BoolTensor [rows, tokens], says
         which tokens are the text's: of what the model reads, and last of what it answers to."""
         numbers = list(numbers)
         prime, taken = max(len(numbers), 5), {*_integers(config), self.longest}
-        while prime in taken or any(prime % d == 0 for d in range(2, int(prime ** 0.5) + 1)):
+        while {prime, times * prime} & taken or any(prime % d == 0 for d in range(2, int(prime ** 0.5) + 1)):
             prime += 1
         rows = numbers + [numbers[0]] * (prime - len(numbers))
         lengths = [self.lengths[n] for n in rows]

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import stat
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
@@ -362,8 +361,11 @@ def eval_of(f: Json, eval_file: Optional[StrPath]) -> str:
 def made_of(f: Json) -> str:
     made, text = f["made"], section("made", "How it was made, and how to check it")
     if made:
-        text += f"<p>Made by qconv {esc(made['qconv_version'])} with this command, as far as the manifest has the " \
-            f"options:</p>\n<pre>{esc(made['command_line'])}</pre>\n<h3>Source files</h3>\n"
+        options = {"to": made["to"], "scale": made["scale"], **made["options"]}
+        text += f"<p>Made by qconv {esc(made['qconv_version'])} with these options, as far as the manifest has them:</p>\n"
+        text += table([".name option", ".text value"], [
+            [esc(name), esc(value)] for name, value in options.items() if value not in (None, [])])
+        text += "<h3>Source files</h3>\n"
         text += table([".name file", "bytes", ".text XXH3-128 of its header"], [
             [esc(x["name"]), size(x["bytes"]), f"<code>{esc(x['header_xxh3_128'])}</code>"] for x in made["sources"]])
         text += "<p>The manifest, qconv.json, has the hash of every source tensor and of every byte written.</p>\n"
@@ -377,24 +379,13 @@ def made_of(f: Json) -> str:
 
 # ---- the command --------------------------------------------------------------------------------------------------
 
-def check_target(target: str, read: Sequence[Optional[StrPath]]) -> None:
-    """Refuses a page that would take the place of a folder, a device, or a file that is read. Of what lies in OUT and
-    MODEL only a page may be replaced."""
+def check_target(target: str) -> None:
+    """Refuses a page that would take the place of anything but a page."""
     folder = os.path.dirname(target) or "."
     if not os.path.isdir(folder):
         raise FileNotFoundError("--html: '%s': there is no folder '%s'" % (target, folder))
-    if not os.path.lexists(target):
-        return
-    mode = os.stat(target).st_mode if os.path.exists(target) else stat.S_IFREG
-    if not stat.S_ISREG(mode):
-        raise UsageError("--html: '%s': expected a file, found a %s" % (
-            target, "folder" if stat.S_ISDIR(mode) else "device or a pipe"))
-    for path in (os.fspath(p) for p in read if p):
-        inside = [path]
-        if os.path.isdir(path):
-            inside = [os.path.join(path, n) for n in os.listdir(path) if not n.endswith(".html")]
-        if any(os.path.exists(p) and os.path.samefile(p, target) for p in inside):
-            raise UsageError("--html: '%s' is only read: it is a file of %s" % (target, path))
+    if os.path.lexists(target) and not (target.endswith(".html") and os.path.isfile(target)):
+        raise UsageError("--html: '%s' is there and is no page: expected a new file, or one that ends in .html" % target)
 
 
 def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[StrPath] = None,
@@ -409,10 +400,11 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
     text     a text over which perplexity and, with `against`, KL divergence are measured
     eval     a file that an earlier `qconv eval --json` wrote
 
-    `json` of what comes back are the facts, and `html` is the page. `options` are those of `evaluate`. Raises CheckError, with the report as its `result`, where the output is damaged or was not made from
-    `against`; the page is written all the same."""
+    `json` of what comes back are the facts, and `html` is the page. `options` are those of `evaluate`. Raises CheckError,
+    with the report as its `result`, where the output is damaged or was not made from `against`; the page is written all the
+    same."""
     if html is not None:
-        check_target(os.fspath(html), [path, against, text, eval, options.get("tokenizer"), *lora])
+        check_target(os.fspath(html))
     if text and eval:
         raise UsageError("text and eval do not go together: a file of eval has its own text")
     found, out = facts(path, against, lora=lora, text=text, eval_file=eval, progress=progress, **options)
