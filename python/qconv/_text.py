@@ -354,9 +354,8 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
         import transformers
         for folder in folders:
             try:
-                own = transformers.AutoTokenizer.from_pretrained(folder)
-                return getattr(own, "backend_tokenizer", None) or _Slow(own)
-            except (OSError, ValueError, KeyError, ImportError):
+                return transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
+            except (OSError, ValueError, KeyError, ImportError, AttributeError):
                 continue
         raise InputError("%s has no tokenizer that transformers reads; expected one there or with --tokenizer, or a text of "
                          "token ids (FILE.ids)" % os.fspath(folders[0]))
@@ -369,18 +368,3 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
     own.no_truncation()
     own.no_padding()
     return own
-
-
-class _Slow:
-    """A tokenizer that is no one of the tokenizers package."""
-
-    def __init__(self, own: Any) -> None:
-        self.own, self.ids = own, []  # type: Any
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> "_Slow":
-        out = _Slow(self.own)
-        out.ids = self.own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)["input_ids"]
-        return out
-
-    def to_str(self) -> str:
-        return json.dumps({"model": {"type": type(self.own).__name__}})
