@@ -15,7 +15,7 @@ from .errors import CheckError, Error, QconvWarning, UsageError
 from .results import R
 
 # The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
-MODULES = {"calibrate": "calibrate", "eval": "evaluate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
+MODULES = {"calibrate": "calibrate", "importance": "importance", "eval": "evaluate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
 # Commands of the program that the package does for each part of a pipeline of diffusers.
 OF_PIPELINES = ("convert", "verify", "unpack")
 

@@ -20,7 +20,7 @@ from ._weights import TORCH, dtype_of, groups, joined, says_how, weights_of
 from .torch import Linear, QuantizedTensor, Stack
 
 # Packed by other tools, and kept beside weights that qconv quantized.
-OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq"}
+OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq", "nvfp4"}
 
 
 def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
@@ -33,7 +33,7 @@ def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
         places = Places(out, reader, device_map, side["device_map.json"])
         tensors = read(reader, places, threads, skip_digests)
     said = quantization_of(config, out)
-    found = groups({name: dtype_name for name, (dtype_name, _) in tensors.items()})
+    found = groups({name: dtype_name for name, (dtype_name, _, _) in tensors.items()})
     if found:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -46,7 +46,7 @@ def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
         dtype = getattr(torch, dtype, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise errors.InputError(f"the dtype of {out} is {dtype!r:.40}; expected one of torch for floats")
-    with taken_as(kind):
+    with taken_as(kind), contextlib.ExitStack() as stack:
         state = state_of(tensors, found, kind, config, dtype)
         weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
         del tensors
@@ -54,8 +54,11 @@ def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
             from . import _experts
             _experts.register()
             kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
+            stack.enter_context(_experts.gathered())
         kwargs = {k: v for k, v in kwargs.items() if k != "trust_remote_code"}
         kwargs["ignore_mismatched_sizes"] = True  # here they are an exception that names one
+        if any(".experts." in name and not tensor.stacked for name, tensor in weights.items()):
+            stack.enter_context(experts_as_modules(kind))
         model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype,
                                            output_loading_info=True, **kwargs)
         for name, *sizes in sorted(info["mismatched_keys"]):
@@ -94,6 +97,21 @@ def taken_as(kind):
             raise QuantizedTensor.refused from None
         raise errors.InputError(f"transformers {transformers.__version__} does not take the output as a "
                                 f"{kind.__name__}: {[*str(e).splitlines(), type(e).__name__][0]}") from e
+
+
+@contextlib.contextmanager
+def experts_as_modules(kind):
+    """Builds a model as transformers does whose weights are codes: Llama 4 with a module for each expert."""
+    from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as patches
+    module = sys.modules[kind.__module__]
+    plain = {name: vars(module)[name] for name in patches if name in vars(module)}
+    for name, stacks in plain.items():
+        modules = patches[name]["module_name"]
+        setattr(module, name, type(name, (stacks,), {"__new__": lambda cls, config, modules=modules: modules(config)}))
+    try:
+        yield
+    finally:
+        vars(module).update(plain)
 
 
 # ---- what the output says -----------------------------------------------------------------------
@@ -236,7 +254,7 @@ def exists(device, why=""):
 
 
 def read(reader, places, threads, skip_digests):
-    """{name: (dtype as the file has it, tensor)}. On the way to a GPU a tensor is in pinned memory; only codes and
+    """{name: (dtype as the file has it, tensor, scheme)}. On the way to a GPU a tensor is in pinned memory; only codes and
     their scales are sent there, because transformers still works with the rest."""
     out = {}
     for number, device in enumerate(reader.devices):
@@ -260,7 +278,7 @@ def read(reader, places, threads, skip_digests):
         reader.load(number, place, done if to_gpu else None, threads, skip_digests)
         if to_gpu:
             torch.cuda.synchronize(target)
-        out.update((t.name, (t.dtype, tensor)) for t, tensor in zip(device.tensors, tensors))
+        out.update((t.name, (t.dtype, tensor, t.scheme)) for t, tensor in zip(device.tensors, tensors))
     return out
 
 
@@ -271,9 +289,9 @@ def state_of(tensors, found, kind, config, dtype):
     """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
     in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
-    state = {name: tensor for name, (_, tensor) in tensors.items() if name not in taken}
-    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()})
-             for weight, members in found.items()}
+    state = {name: tensor for name, (_, tensor, _) in tensors.items() if name not in taken}
+    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()},
+                                tensors[next(iter(members.values()))][2]) for weight, members in found.items()}
     stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
               if len(each) > 1 or not weight.endswith(".weight")}
     turned, lie = False, set()  # whether stacks, and which modules, hold weights as [in, out]
