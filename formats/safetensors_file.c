@@ -151,8 +151,10 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
     return QC_OK;
 }
 
-/* Reads the header of a file whose content has content_bytes. */
-static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_bytes, qc_error *err)
+/* Reads the header of a file whose content has content_bytes. Unless `whole`, the data may be cut
+ * off. */
+static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_bytes, int whole,
+                             qc_error *err)
 {
     unsigned char head[HEAD_BYTES];
     size_t head_len = content_bytes < sizeof head ? (size_t)content_bytes : sizeof head;
@@ -168,7 +170,8 @@ static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_by
             return st;
         }
         f->data_offset = 8 + n;
-        st = qc_st_header_parse(&f->header, json, (size_t)n, content_bytes - f->data_offset, err);
+        st = qc_st_header_parse(&f->header, json, (size_t)n,
+                                whole ? content_bytes - f->data_offset : QC_ST_ANY_BYTES, err);
         qc_free(json);
     }
     if (st != QC_OK)
@@ -176,7 +179,7 @@ static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_by
     return st;
 }
 
-qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
+static qc_status open_file(qc_st_file *out, const char *path, int whole, qc_error *err)
 {
     unsigned char magic[4] = {0};
     qc_st_cursor *c = NULL;
@@ -196,9 +199,9 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     if (out->compressed) {
         QC_TRY_GOTO(st, done, qc_seek_table_read(&out->seek, &out->file, err));
         QC_TRY_GOTO(st, done, qc_st_cursor_create(&c, err));
-        st = read_header(out, c, out->seek.content_bytes, err);
+        st = read_header(out, c, out->seek.content_bytes, whole, err);
     } else {
-        st = read_header(out, NULL, out->file_bytes, err);
+        st = read_header(out, NULL, out->file_bytes, whole, err);
     }
     qc_file_hint_guess(&out->file, 1);
 done:
@@ -206,6 +209,16 @@ done:
     if (st != QC_OK)
         qc_st_file_close(out);
     return st;
+}
+
+qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
+{
+    return open_file(out, path, 1, err);
+}
+
+qc_status qc_st_file_open_cut(qc_st_file *out, const char *path, qc_error *err)
+{
+    return open_file(out, path, 0, err);
 }
 
 void qc_st_file_close(qc_st_file *f)

@@ -35,6 +35,8 @@ QC_NODISCARD qc_status qc_st_cursor_keep(void **out, qc_st_cursor *c, size_t byt
                                          void (*release)(void *), qc_error *err);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
+/* Opens a file for its header alone: the data behind it may be cut off. */
+QC_NODISCARD qc_status qc_st_file_open_cut(qc_st_file *out, const char *path, qc_error *err);
 void qc_st_file_close(qc_st_file *f);
 /* Reads len bytes of the data buffer at offset, which must lie within header.data_bytes
  * (QC_ERR_INPUT otherwise). Frames that lie wholly in the range are decoded straight into dst; the

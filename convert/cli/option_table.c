@@ -74,10 +74,10 @@
     }
 /* The values of --to that compressed-tensors alone has. */
 #define PACKED_INTEGERS "int2|int3|int4|int5|int6|int7"
-#define SIXTEEN_BITS "16 16bit 16-bit f16 float half-precision"
-#define KEEP_WORDS   "none same copy original asis as-is"
-#define YES_WORDS    "yes true 1"
-#define NO_WORDS     "no false 0"
+#define SIXTEEN_BITS    "16 16bit 16-bit f16 float half-precision"
+#define KEEP_WORDS      "none same copy original asis as-is"
+#define YES_WORDS       "yes true 1"
+#define NO_WORDS        "no false 0"
 #define FOREIGN(...)                                                                               \
     .foreign = (const qc_foreign_name[])                                                           \
     {                                                                                              \
@@ -98,7 +98,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("to", FITTING, OUTPUT), CHOICE(convert.plan.recipe.to), CHOICES(QC_TO_NAMES),
      GIVEN(convert.plan.recipe.to_given), .required = CONVERT,
      .dflt_of = {PLAN, "nf4, or keep for what has 4 bits or bitsandbytes' form already"}, .since = "0.1.0",
-     FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
+     FOREIGN({.names = "wbits nbits w-bit quant quant-type quantization quantization-type "
                        "quant-method qtype q outtype out-type scheme type precision "
                        "dtype torch-dtype method target",
               .meant = "--to nf4 (4 bits), --to int8 (8 bits) or --to bf16"},
@@ -121,7 +121,8 @@ const qc_option_row qc_option_table[] = {
      RULES({.of = PACKED_INTEGERS, .implies = "--format compressed-tensors"},
            /* What 8-bit activations cost is in no predicted error. */
            {.of = "auto", .implies = "--activation-bits 16"},
-           {.of = "auto", .needs = "--vram", .why = ", which names the devices that the model has to fit"}),
+           {.of = "auto", .needs = "--vram or --bits",
+            .why = ": the devices that the model has to fit, or the average bits of a weight"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
              "row, as LLM.int8 stores it, or per block with --block-size. int2 to int7: integers of "
@@ -312,14 +313,31 @@ const qc_option_row qc_option_table[] = {
      .more = "Without it qconv refuses a checkpoint that lacks tensors which its config.json asks "
              "for, or has them in other shapes: a loader would put random weights in their place."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
-     .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
+     .dflt_note = "nf4,nf4-32,int8,16bit, or int4,int5,int6,int8,16bit", .since = "0.2.0",
      RULES({.needs = "--to auto"}),
      .help = "the schemes that --to auto may choose from",
-     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; with --format "
-             "compressed-tensors int4 and int4-32 stand for both. 16bit leaves a weight as it is, "
+     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32. --format "
+             "compressed-tensors has int2 to int8 and int4-32. Their groups have 128 weights, or "
+             "64, 32 or a row, where rows or --tp leave no whole groups otherwise. 16bit leaves a weight as it is, "
              "even if that is FP8. By default int8 is left out if a card does not run it (V100). "
              "If the checkpoint is in 16 bits and int8 is not on the list, "
              "transformers loads the result whatever is chosen."},
+    {ROW("bits", FITTING, TENSORS), DECIMAL(convert.plan.recipe.bits, 0, 16), .arg = "BITS",
+     .since = "0.6.0",
+     FOREIGN({.names = "bpw avg-bits average-bits target-bits bits-per-weight"}),
+     RULES({.needs = "--to auto"}),
+     .help = "with --to auto: the average bits of a weight that is quantized, scales counted",
+     .more = "--to auto then takes as many bytes as these bits are, wherever the model will lie, "
+             "and --vram is not needed. It is at most 16, and at least what the smallest of the "
+             "schemes has, which is 4.125 for int4."},
+    {ROW("importance", FITTING, TENSORS), PATH(convert.plan.recipe.importance), .arg = "FILE",
+     .since = "0.6.0",
+     RULES({.needs = "--to auto"}),
+     .help = "with --to auto: choose by how much each weight counts, which FILE says",
+     .more = "'python -m qconv importance MODEL' finds that from a text and writes FILE, which "
+             "serves any number of budgets. Where weights are calibrated from both sides, their "
+             "second moments say it better, and FILE is not read. Without either, the roles of "
+             "weights have to do."},
     {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain),
      .since = "0.2.0",
      RULES({.needs = "--to auto"}),

@@ -19,7 +19,7 @@ void qc_coded_scratch_deinit(qc_coded_scratch *s)
 
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n)
 {
-    return qc_ceil_div_u64(n, 8 / qc_coded_bits(w));
+    return qc_code_bytes(qc_coded_bits(w), n);
 }
 
 static uint64_t columns_of(const qc_coded_weight *w)

@@ -5,7 +5,9 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_packed.h"
 #include "quant/quant_decode.h"
+#include "quant/quant_pack.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -105,7 +107,7 @@ static qc_status load_tall(const qc_coded_source *src, qc_packed_stripe *s, qc_e
 static qc_status load_rows(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
-    uint64_t cols = cols_of(w), words = qc_ceil_div_u64(cols, per_word(w));
+    uint64_t cols = cols_of(w), words = qc_packed_words(w, cols);
     uint64_t row_bytes = w->coding == QC_CODING_INT ? cols : words * WORD_BYTES;
     uint8_t *codes = s->codes.data;
     QC_TRY(qc_buffer_room(&s->raw, s->rows, row_bytes, err));
@@ -116,7 +118,9 @@ static qc_status load_rows(const qc_coded_source *src, qc_packed_stripe *s, qc_e
             codes[i] = raw[i] ^ 0x80u;
         return QC_OK;
     }
-    for (uint64_t r = 0; r < s->rows; r++) {
+    for (uint64_t r = 0; r < s->rows && !w->padded; r++)
+        qc_codes_unpack(w->bits, raw + r * row_bytes, cols, codes + r * cols);
+    for (uint64_t r = 0; r < s->rows && w->padded; r++) {
         for (uint64_t i = 0; i < words; i++, raw += WORD_BYTES) {
             uint64_t k = i * per_word(w);
             unpack(qc_load_le32(raw), w->bits, qc_min_u64(per_word(w), cols - k),
@@ -265,8 +269,31 @@ static qc_status load_zero_bytes(const qc_coded_source *src, qc_packed_stripe *s
     return QC_OK;
 }
 
-/* Zero points in words that hold those of several rows: [rows, groups] in compressed-tensors,
- * [groups, rows] in GPTQ and AWQ. */
+/* Zero points of compressed-tensors in words [words, groups] without gaps between those of
+ * different rows. */
+static qc_status load_dense_zeros(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
+{
+    const qc_coded_weight *w = src->w;
+    const uint64_t across = w->tiles_across, first = s->first_row * w->bits / 32;
+    const uint64_t count = qc_packed_words(w, s->first_row + s->rows) - first;
+    int16_t *zeros = s->zeros.data;
+    QC_TRY(qc_buffer_room(&s->raw, count * across, WORD_BYTES, err));
+    QC_TRY(read_raw(src, s, w->zeros, first * across * WORD_BYTES, 0, count * across * WORD_BYTES,
+                    err));
+    for (uint64_t i = 0; i < s->rows * across; i++) {
+        const uint64_t bit = (s->first_row + i / across) * w->bits - first * 32;
+        const unsigned char *at =
+            (unsigned char *)s->raw.data + (bit / 32 * across + i % across) * WORD_BYTES;
+        uint64_t two = qc_load_le32(at);
+        if (bit % 32 + w->bits > 32)
+            two |= (uint64_t)qc_load_le32(at + across * WORD_BYTES) << 32;
+        zeros[i] = (int16_t)(two >> bit % 32 & ((1u << w->bits) - 1));
+    }
+    return QC_OK;
+}
+
+/* Zero points in words that hold those of several rows: [words, groups] in compressed-tensors,
+ * [groups, words] in GPTQ and AWQ. */
 static qc_status load_zero_words(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
@@ -304,7 +331,8 @@ static qc_status load_zeros(const qc_coded_source *src, qc_packed_stripe *s, qc_
     QC_TRY(qc_buffer_room(&s->zeros, n, sizeof(int16_t), err));
     if (w->zeros != UINT32_MAX)
         return src->model->tensors[w->zeros].dtype == QC_DTYPE_I8 ? load_zero_bytes(src, s, err)
-                                                                  : load_zero_words(src, s, err);
+               : is_turned(w) || w->padded                        ? load_zero_words(src, s, err)
+                                                                  : load_dense_zeros(src, s, err);
     for (uint64_t i = 0; i < n; i++)
         ((int16_t *)s->zeros.data)[i] = (int16_t)(1 << (w->bits - 1));
     return QC_OK;

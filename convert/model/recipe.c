@@ -432,10 +432,14 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
         e->why = why_by_rule(m, i);
     } else if (c->role == QC_ROLE_LINEAR && t->ndim != 2) {
         e->why = "not 2-D";
+        e->unasked = t->ndim > 2 && !stack && qc_dtype_is_quantizable(t->dtype);
     } else if (c->role == QC_ROLE_LINEAR && (t->dims[0] == 0 || t->dims[1] == 0)) {
         e->why = "empty";
     } else if (c->role == QC_ROLE_LINEAR && format_obstacle(m, i)) {
         e->why = format_obstacle(m, i);
+        e->unasked = 1;
+    } else if (!stack && strcmp(c->why, QC_WHY_STACK) == 0) {
+        e->unasked = qc_dtype_is_quantizable(t->dtype);
     }
     if (!is_wanted(m, i)) {
         apply_rest(e, m, i);

@@ -68,6 +68,7 @@ typedef struct {
     uint32_t zeros;       /* tensor index of the zero points; UINT32_MAX: it is the middle code */
     uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
     unsigned bits;        /* bits of a code */
+    int padded;           /* no code lies in two words, as compressed-tensors packed before 0.18 */
     int zero_add;         /* added to a stored zero point */
     uint32_t global;      /* NVFP4: tensor index of the scale of all scales, or of each expert's */
     int divides; /* NVFP4: they are divided by it, and code 8 is -0; else times it, and 0 */
@@ -93,6 +94,7 @@ typedef struct {
     const qc_coded_weight *coded;
     /* The index of the weight whose scale or state this tensor is; UINT32_MAX for all others. */
     uint32_t owner;
+    int unasked; /* a matrix stays as it is, and neither a rule nor --to auto chose so */
 } qc_recipe_entry;
 
 typedef struct {

@@ -28,7 +28,7 @@ QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const q
 const char *qc_coding_name(qc_coding coding);
 /* Is it one of recipe_packed.h's, which have another name or shape than their weight? */
 int qc_coding_is_packed(qc_coding coding);
-unsigned qc_coded_bits(const qc_coded_weight *w); /* bits of a code: 8 or 4 */
+unsigned qc_coded_bits(const qc_coded_weight *w); /* bits of a code: 2 to 8 */
 /* Returns the index of the tensor that holds the weight with this name: the tensor of that name, or
  * the codes of the weight that is called so when it is decoded, or, of a name that ends in
  * "weight_packed", the weight that those codes would be of. UINT32_MAX if there is none. */

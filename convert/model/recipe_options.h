@@ -58,7 +58,9 @@ typedef struct {
     qc_rule *rules;
     uint32_t rule_count;
     const char *compute_dtype; /* "bfloat16", "float16", "float32" or NULL: chosen */
-    const char *schemes;       /* --to auto: the candidates, "nf4,nf4-32,int8,16bit"; NULL: all */
+    const char *schemes;       /* --to auto: the candidates, "int4,int6"; NULL: those by default */
+    double bits;               /* --to auto: average bits of a weight; 0: the devices decide */
+    const char *importance;    /* --to auto: the file that says how much weights count, or NULL */
     /* MXFP4 experts get the scheme of --to instead of staying as they are */
     int requantize;
     int drop_mtp; /* leave out multi-token prediction layers */

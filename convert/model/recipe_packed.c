@@ -381,9 +381,8 @@ static qc_status check_zeros(const qc_coded_weight *w, const parts *p, qc_error 
     QC_TRY(qc_shape_elems(p->scales->dims, p->scales->ndim, &scales, err));
     if (p->zeros->dtype == QC_DTYPE_I8 && n == scales)
         return QC_OK;
-    uint64_t words = qc_ceil_div_u64(w->dims[0], WORD_BITS / w->bits);
     if (w->coding == QC_CODING_PACKED && w->tile_rows == 1 &&
-        is_matrix(p->zeros, QC_DTYPE_I32, words, w->tiles_across))
+        is_matrix(p->zeros, QC_DTYPE_I32, qc_packed_words(w, w->dims[0]), w->tiles_across))
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT,
             "tensor '%s': expected a zero point for each of %" PRIu64 " scales, found %s %s",
@@ -391,23 +390,47 @@ static qc_status check_zeros(const qc_coded_weight *w, const parts *p, qc_error 
             qc_text_shape(shape, p->zeros->dims, p->zeros->ndim));
 }
 
-/* Does a row of cols codes of so many bits take so many words? */
-static int fills(uint64_t cols, unsigned bits, uint64_t words)
+uint64_t qc_packed_words(const qc_coded_weight *w, uint64_t n)
 {
-    return cols > 0 && qc_ceil_div_u64(cols, WORD_BITS / bits) == words;
+    return w->padded ? qc_ceil_div_u64(n, WORD_BITS / w->bits)
+                     : qc_ceil_div_u64(qc_code_bytes(w->bits, n), sizeof(uint32_t));
+}
+
+/* Does config.json name a version that did not pack densely? */
+static int packs_whole_codes(const finder *f)
+{
+    const char *version = qc_json_string_or(qc_json_get(f->config, "version"), "");
+    unsigned major = 0, minor = 0;
+    return sscanf(version, "%u.%u", &major, &minor) == 2 && major == 0 && minor < 18;
+}
+
+/* Do rows of so many words hold that many columns, one way or the other? Then *w says which. */
+static int fills(const finder *f, qc_coded_weight *w, unsigned bits, uint64_t cols, uint64_t words)
+{
+    qc_coded_weight trial = *w;
+    trial.bits = bits;
+    trial.dims[1] = cols;
+    for (int k = 0; k < 2; k++) {
+        trial.padded = k != packs_whole_codes(f) && WORD_BITS % bits != 0;
+        if (cols > 0 && qc_packed_words(&trial, cols) == words) {
+            *w = trial;
+            return 1;
+        }
+    }
+    return 0;
 }
 
 /* Finds the bits and the columns of a packed weight from its words and from weight_shape's columns,
- * where there is one. bits stays 0 where they do not say. Both widths may fit, if a row is one word
- * or there is no weight_shape, and then config.json decides. */
+ * where there is one. bits stays 0 where they do not say. Several widths may fit, if a row is short
+ * or there is no weight_shape, and then config.json decides, or the width that is more common. */
 static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
 {
-    static const unsigned widths[] = {4, 8};
+    static const unsigned widths[] = {4, 8, 2, 3, 5, 6, 7, 1};
+    enum { WIDTHS = sizeof widths / sizeof *widths };
     const qc_checkpoint_tensor *t = sibling(f, p, "weight_shape");
     const int known = t && f->model->file_count > 0;
     uint64_t shape[2] = {0}, words = p->codes->dims[1];
     unsigned char raw[16];
-    int other = 0;
     if (known) {
         if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
             QC_FAIL(err, QC_ERR_INPUT,
@@ -420,20 +443,16 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
         shape[1] = qc_load_le64(raw + 8);
     }
     w->dims[0] = p->codes->dims[0];
-    for (int i = 0; i < 4 && !w->bits; i++) {
-        unsigned bits = widths[i % 2];
-        uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
-        int says = i >= 2 && known; /* the first two times it has to be config.json */
-        for (size_t a = 0; i < 2 && a < f->arg_count; a++)
+    for (int i = 0; i < 2 * WIDTHS && !w->bits; i++) {
+        const unsigned bits = widths[i % WIDTHS];
+        const uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS) / bits;
+        int says = i >= WIDTHS && known; /* the first time it has to be config.json */
+        for (size_t a = 0; i < WIDTHS && a < f->arg_count; a++)
             says |= f->args[a].bits == bits;
-        if (!says || !fills(cols, bits, words))
-            continue;
-        w->bits = bits;
-        w->dims[1] = cols;
+        if (says)
+            (void)fills(f, w, bits, cols, words);
     }
-    for (unsigned bits = 1; bits <= 8; bits++)
-        other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
-    if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
+    if (known && (shape[0] != w->dims[0] || !w->bits))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': weight_shape says [%" PRId64 ", %" PRId64
                 "], which does not pack into words [%" PRIu64 ", %" PRIu64 "]",
@@ -459,7 +478,7 @@ static qc_status add_compressed(finder *f, parts *p, int packed, qc_error *err)
         w.bits = 8;
         memcpy(w.dims, p->codes->dims, 2 * sizeof *w.dims);
     }
-    if (!w.bits)
+    if (w.bits < 2)
         return QC_OK;
     QC_TRY(fit_scales(&w, p->scales, err));
     QC_TRY(check_zeros(&w, p, err));

@@ -3,9 +3,11 @@
  *   M.weight I8 [out, in]                    compressed-tensors: int-quantized, naive-quantized
  *     M.weight_scale [1], [out, 1] or [out, groups], F32, F16 or BF16
  *     M.weight_zero_point I8, shaped like the scales; absent: 0
- *   M.weight_packed I32 [out, words]         compressed-tensors: pack-quantized, 4 and 8 bit
+ *   M.weight_packed I32 [out, words]         compressed-tensors: pack-quantized, 2 to 8 bit
  *     M.weight_shape I64 [2], M.weight_scale as above
  *     M.weight_zero_point I32 [words, groups], packed along the rows, or I8; absent: 0
+ *     words: ceil(in * bits / 32); before compressed-tensors 0.18 no code lay in two words:
+ *     ceil(in / floor(32 / bits)), which is the same for 2, 4 and 8 bit
  *   M.qweight I32 [in * bits / 32, out]      GPTQ, 4 and 8 bit
  *     M.qzeros I32 [groups, out * bits / 32], M.scales [groups, out]
  *   M.qweight I32 [in, out / 8]              AWQ, 4 bit ("gemm")
@@ -23,6 +25,9 @@
 #define QC_CONVERT_RECIPE_PACKED_H
 
 #include "convert/model/recipe_coded.h"
+
+/* Returns how many words n codes of a weight in pack-quantized take. */
+uint64_t qc_packed_words(const qc_coded_weight *w, uint64_t n);
 
 /* Adds such weights to the set, and their scales and so on to its owners. dtype: of the model.
  * QC_ERR_INPUT where tensors or config.json contradict each other, QC_ERR_UNSUPPORTED for a

@@ -264,7 +264,7 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
     qc_scheme found = QC_SCHEME_KEEP;
     if (!qc_coding_is_packed(w->coding) || w->coding == QC_CODING_NVFP4 ||
         w->zeros != QC_NO_TENSOR || w->group_index != QC_NO_TENSOR || w->tile_rows != 1 ||
-        w->dims[1] * w->bits % qc_dtype_bits(t->dtype) != 0)
+        w->padded)
         return found;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
@@ -273,7 +273,8 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
                              : row->code_dtype == QC_DTYPE_I32 && w->tile_cols <= GROUP_MAX &&
                                    qc_block_size_valid((uint32_t)w->tile_cols);
         if (row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits != w->bits ||
-            row->code_dtype != t->dtype || !fits)
+            row->code_dtype != t->dtype || !fits ||
+            (!row->form->words && w->dims[1] * w->bits % qc_dtype_bits(t->dtype) != 0))
             continue;
         if (!qc_scheme_is_quantized(found) || row->by_rows == (qc_integers_block(w) == 0))
             found = (qc_scheme)s;

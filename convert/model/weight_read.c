@@ -121,9 +121,10 @@ void qc_weight_decode(const qc_quant_ops *ops, const qc_form *form, const unsign
         if (inside > 0 || run == 0)
             run = qc_min_u64(per_scale - inside, left);
         part.cols = qc_min_u64(run, form->cols); /* a row may begin or end outside */
-        form->ops->dequantize(ops, &part, codes + qc_form_code_bytes(form, done),
-                              scales + (at + done) / per_scale, run,
-                              (unsigned char *)out + done * each, dtype, overflow);
+        form->ops->dequantize(
+            ops, &part, codes + qc_form_code_bytes(form, at + done) - qc_form_code_bytes(form, at),
+            scales + (at + done) / per_scale, run, (unsigned char *)out + done * each, dtype,
+            overflow);
         if (*overflow != UINT64_MAX)
             *overflow += done;
     }
@@ -149,21 +150,21 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
                                   sizeof map, err));
         form.code_map = map;
     }
-    const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
+    const uint64_t bytes = qc_form_code_bytes(&form, count);
     QC_TRY(qc_buffer_room(&r->raw, bytes, 1, err));
     if (!dst || skip > 0) {
         QC_TRY(qc_buffer_room(&r->made, count, each, err));
         dst = r->made.data;
     }
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
-                              qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
-                              (size_t)bytes, err));
+                              qc_form_code_bytes(&form, first - skip), r->raw.data, (size_t)bytes,
+                              err));
     qc_weight_decode(r->ops, &form, r->raw.data, scales, 0, count, dst, dtype, bad);
     if (*bad != UINT64_MAX)
         *bad = *bad > skip ? *bad - skip : 0;
     *out = (const unsigned char *)dst + skip * each;
-    r->code_bytes = (size_t)qc_scheme_code_bytes(w->stored_as, n);
-    r->code = (const unsigned char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, skip);
+    r->code_bytes = (size_t)qc_form_code_bytes(&form, n);
+    r->code = (const unsigned char *)r->raw.data + qc_form_code_bytes(&form, skip);
     return QC_OK;
 }
 

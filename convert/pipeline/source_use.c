@@ -66,7 +66,5 @@ qc_status qc_source_files_explain(const qc_plan *plan, qc_status failed, qc_erro
         return failed;
     if (qc_source_files_check(plan, &why) != QC_ERR_CHANGED)
         return failed;
-    if (err)
-        *err = why;
-    return QC_ERR_CHANGED;
+    return qc_error_pass(err, &why, QC_ERR_CHANGED);
 }

@@ -166,6 +166,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         break;
     }
     out->lacks = qc_loaders_lack(p->model);
+    out->side_odd = p->model->side_odd;
     out->compressed = p->options->compress;
     out->placed = p->device_names != NULL;
     for (uint32_t i = 0; i < p->device_count; i++)
@@ -188,6 +189,11 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     return QC_OK;
 }
 
+int qc_loaders_unquantized(const qc_loaders *l)
+{
+    return strcmp(l->row.form, plain.form) == 0;
+}
+
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
     return l->plugin &&
@@ -196,7 +202,8 @@ int qc_loaders_need_plugin(const qc_loaders *l)
 
 int qc_loaders_plain_vllm(const qc_loaders *l)
 {
-    return is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4;
+    return l->vllm_alone ||
+           (is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4);
 }
 
 /* What other programs load it, once its files are plain. */
@@ -219,7 +226,9 @@ static const char *others(const qc_loaders *l)
         return r->with ? "transformers 5 with bitsandbytes" : "transformers 5";
     if (is_stored(r))
         return "what loads MODEL";
-    return r->with ? "transformers 4 and 5 with bitsandbytes" : "transformers 4 and 5";
+    if (r->with)
+        return "transformers 4 and 5 with bitsandbytes";
+    return l->vllm_alone ? "transformers 4 and 5, vLLM" : "transformers 4 and 5";
 }
 
 void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
@@ -237,6 +246,8 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
         qc_strbuf_putf(text, "%s%s%s; as plain files in %s", ours, between, vllm, theirs);
     else
         qc_strbuf_putf(text, "%s%s%s%s%s", theirs, *ours ? ", " : "", ours, between, vllm);
+    if (l->side_odd && !l->lacks)
+        qc_strbuf_putf(text, ", each without %s", l->side_odd);
 }
 
 /* Warns of rules that count for more than they name, because engines hold a group as one. */

@@ -336,6 +336,20 @@ void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nest
     j->scales = by_rows ? j->rows : qc_ceil_div_u64(j->elems, block_elems);
 }
 
+uint64_t qc_job_source_bytes(const qc_job *j, uint64_t n)
+{
+    if (j->form.ops)
+        return qc_ceil_div_u64(qc_form_code_elems(&j->form, n) * j->source_num, 8);
+    return qc_ceil_div_u64(n * j->source_num, j->source_den);
+}
+
+uint64_t qc_job_elems(const qc_job *j, uint64_t n)
+{
+    /* The last byte may not be full. */
+    return j->form.ops ? qc_min_u64(qc_form_code_elems(&j->form, n), j->elems)
+                       : n * 8 / qc_dtype_bits(j->entry->out_dtype);
+}
+
 /* Says what stays together, and how much of the source is read at a time. */
 static void set_steps(qc_job *j)
 {
@@ -389,7 +403,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         j->scale = scale_of(p, j);
         qc_job_set_form(j, j->scheme, e->block_elems, p->options->recipe.double_quant);
         p->weights_quantized += j->elems;
-        den = j->form.ops->bits;
+        den = 8;
     } else if (j->scheme == QC_SCHEME_CAST) {
         den = qc_dtype_bits(e->out_dtype);
     } else if (j->scheme == QC_SCHEME_DEQUANT) {
@@ -470,8 +484,7 @@ uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
     uint64_t pieces = o->piece_bytes ? qc_ceil_div_u64(o->st.end - o->st.begin, o->piece_bytes) : 0;
     if (j->shares_source && pieces > 0)
         return qc_ceil_div_u64(j->source_bytes, pieces);
-    /* Rounded up: of an odd number of nibbles the last byte is read whole. */
-    return qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
+    return qc_job_source_bytes(j, o->piece_bytes);
 }
 
 uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,

@@ -37,11 +37,8 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
         f->model_type = recipe.model_type && *recipe.model_type ? recipe.model_type : NULL;
         return QC_OK;
     }
-    if (qc_status_exit_code(st) != 3) {
-        if (err)
-            *err = trouble;
-        return st;
-    }
+    if (qc_status_exit_code(st) != 3)
+        return qc_error_pass(err, &trouble, st);
     /* The headers can still be shown. */
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
 }

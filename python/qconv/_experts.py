@@ -108,7 +108,7 @@ def with_experts(kind):
             from . import _loading
             from .torch import QuantizedTensor, Stack
             if any(isinstance(p, QuantizedTensor) for p in model.parameters()):
-                _loading.swap(model, "qconv", model.dtype, None)
+                _loading.swap(model, model.dtype)
             if any(isinstance(module, Stack) for module in model.modules()):
                 model.set_experts_implementation(IMPLEMENTATION)
                 model.save_pretrained = _loading.no_save

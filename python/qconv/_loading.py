@@ -23,17 +23,17 @@ from .torch import Linear, QuantizedTensor, Stack
 OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq", "nvfp4"}
 
 
-def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
+def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
     out = Path(out)
     with _library.Reader(out) as reader:
         side = {name: side_file(reader, name, skip_digests)
                 for name in ("config.json", "device_map.json", "generation_config.json")}
-        config = config_of(out, kwargs)
+        config = config_of(out, kwargs, trusting=skip_digests)
         kind = class_of(config, out)
         places = Places(out, reader, device_map, side["device_map.json"])
         tensors = read(reader, places, threads, skip_digests)
     said = quantization_of(config, out)
-    found = groups({name: dtype_name for name, (dtype_name, _) in tensors.items()})
+    found = groups({name: dtype_name for name, (dtype_name, _, _) in tensors.items()})
     if found:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -66,7 +66,7 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         if info.get("error_msgs"):
             raise ValueError(info["error_msgs"][0])
     del state
-    swapped = swap(model, backend, dtype, said)
+    swapped = swap(model, dtype)
     if apart := sorted(set(weights) - swapped):
         raise errors.InputError(f"{kind.__name__} of transformers {transformers.__version__} has no place for the "
                                 f"quantized weight '{apart[0]}' of {out}" +
@@ -79,9 +79,6 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
     model = places.dispatch(model)
     if found and said:  # save_pretrained says of the codes what the output said, and peft knows them
         model.config.quantization_config = said
-        if backend == "bitsandbytes":
-            from ._bitsandbytes import mark
-            mark(model, said)
     if any(isinstance(module, Stack) or getattr(module, "divided", False) for module in model.modules()):
         model.save_pretrained = no_save
     return model
@@ -132,14 +129,15 @@ def side_file(reader, name, skip_digests):
     return None if content is None else found
 
 
-def config_of(out, kwargs):
+def config_of(out, kwargs, trusting=False):
     if not (out / "config.json").is_file():
         raise errors.InputError(f"{out} has no config.json, so the class of its model is not known")
     more = {k: kwargs[k] for k in ("trust_remote_code",) if k in kwargs}
     try:
         return transformers.AutoConfig.from_pretrained(out, **more)
     except Exception as e:  # also what the checks of huggingface_hub raise, which has no name in every version
-        _library.Reader.check_beside(out / "config.json")
+        if not trusting:
+            _library.Reader.check_beside(out / "config.json")
         what = re.search(r'"model_type"\s*:\s*"([^"]*)"', (out / "config.json").read_text(errors="replace"))
         lines = [line.strip() for line in str(e).splitlines()] or [type(e).__name__]
         why = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
@@ -256,7 +254,7 @@ def exists(device, why=""):
 
 
 def read(reader, places, threads, skip_digests):
-    """{name: (dtype as the file has it, tensor)}. On the way to a GPU a tensor is in pinned memory; only codes and
+    """{name: (dtype as the file has it, tensor, scheme)}. On the way to a GPU a tensor is in pinned memory; only codes and
     their scales are sent there, because transformers still works with the rest."""
     out = {}
     for number, device in enumerate(reader.devices):
@@ -280,7 +278,7 @@ def read(reader, places, threads, skip_digests):
         reader.load(number, place, done if to_gpu else None, threads, skip_digests)
         if to_gpu:
             torch.cuda.synchronize(target)
-        out.update((t.name, (t.dtype, tensor)) for t, tensor in zip(device.tensors, tensors))
+        out.update((t.name, (t.dtype, tensor, t.scheme)) for t, tensor in zip(device.tensors, tensors))
     return out
 
 
@@ -291,9 +289,9 @@ def state_of(tensors, found, kind, config, dtype):
     """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
     in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
-    state = {name: tensor for name, (_, tensor) in tensors.items() if name not in taken}
-    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()})
-             for weight, members in found.items()}
+    state = {name: tensor for name, (_, tensor, _) in tensors.items() if name not in taken}
+    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()},
+                                tensors[next(iter(members.values()))][2]) for weight, members in found.items()}
     stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
               if len(each) > 1 or not weight.endswith(".weight")}
     turned, lie = False, set()  # whether stacks, and which modules, hold weights as [in, out]
@@ -311,7 +309,7 @@ def state_of(tensors, found, kind, config, dtype):
     return state
 
 
-def swap(model, backend, dtype, said):
+def swap(model, dtype):
     """Puts modules in the place of quantized weights. Returns the names of these in the file."""
     names = set()
     for path, module in list(model.named_modules()):
@@ -322,21 +320,13 @@ def swap(model, backend, dtype, said):
             holder = model.get_submodule(parent) if parent else model
             names |= {part.name for parts in tensor.experts for part in parts}
             if tensor.stacked:
-                if backend != "qconv":
-                    raise errors.InputError(f"bitsandbytes has no module for the experts of '{path}', which "
-                                            f"transformers {transformers.__version__} holds as one tensor")
                 del module._parameters[key]
                 setattr(module, key, Stack(tensor))
                 continue
             if type(module).forward not in (nn.Linear.forward, Conv1D.forward) or key != "weight":
                 raise errors.InputError(f"'{tensor.name}' is quantized, and {type(module).__name__}, which holds it, is "
                                         "no linear layer: convert with --keep for it")
-            weight = joined(tensor.experts[0])
-            if backend == "qconv":
-                new = Linear(weight, module.bias, dtype)
-            else:
-                from ._bitsandbytes import module_of
-                new = module_of(weight, module.bias, dtype, said)
+            new = Linear(joined(tensor.experts[0]), module.bias, dtype)
             new.train(module.training)
             holder._modules[child] = new
     return names

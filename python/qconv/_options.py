@@ -14,7 +14,7 @@ REPEATED: FrozenSet[str] = frozenset({"keep", "lora", "quantize"})
 
 class SharedOptions(TypedDict, total=False):
     """Options of `qconv plan` and `qconv convert`."""
-    to: Union[Literal["nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"], str]
+    to: Union[Literal["nf4", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "auto", "fp16", "bf16", "keep"], str]
     format: Union[Literal["bitsandbytes", "compressed-tensors"], str]
     activation_bits: Union[Literal["8", "16"], str]
     block_size: Union[int, str]
@@ -32,6 +32,8 @@ class SharedOptions(TypedDict, total=False):
     drop_mtp: bool
     incomplete: bool
     schemes: Values
+    bits: float
+    importance: StrPath
     explain: bool
     vram: Values
     parallel: Union[Literal["layers", "tensor"], str]

@@ -236,7 +236,8 @@ def content_of(text: StrPath) -> bytes:
     try:
         return Path(text).read_bytes()
     except FileNotFoundError:
-        raise RunError("%s: there is no such text" % os.fspath(text)) from None
+        raise RunError("%s: there is no such text; give a file of text, or 'default' for the bundled one"
+                       % os.fspath(text)) from None
 
 
 # ---- ids ----

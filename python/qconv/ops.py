@@ -7,7 +7,7 @@
 
 A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
 section 3): each may also come as a tensor of its bytes (uint8). scales are floats, or codes of 8 bits where there is a
-nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8"), rows, cols, block (weights
+nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w2a16" to "w8a16", "w8a8"), rows, cols, block (weights
 that share a scale; 0: one scale a row), nested_block and offset.
 
 For experts, codes, scales and nested_absmax have a dimension more in front, the maps are those of all experts, and
@@ -174,6 +174,19 @@ def _floats(tensor):
     return tensor.view(_F32) if tensor.dtype == torch.uint8 else tensor
 
 
+def _unpacked(codes, form, rows, cols):
+    """[rows, cols]: packed codes, a byte each. Eight of them are `bits` bytes."""
+    bits, eights, size = _library.code_bits(form), -(-cols // 8), _library.row_bytes(form, cols)
+    codes = torch.nn.functional.pad(codes.view(rows, size), (0, eights * bits - size)).view(rows, eights, bits)
+    out = []
+    for at in range(0, 8 * bits, bits):
+        code = codes[..., at // 8] >> at % 8
+        if at % 8 + bits > 8:
+            code = code | codes[..., at // 8 + 1] << 8 - at % 8
+        out.append(code & (1 << bits) - 1)
+    return torch.stack(out, -1).view(rows, 8 * eights)[:, :cols]
+
+
 def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
                      dtype):
     """The same numbers as libqconv's, to the bit, on the device of codes."""
@@ -185,15 +198,13 @@ def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, r
         scales = scales * nested + offset
     n = rows * cols
     codes = codes.view(torch.uint8).view(-1)
-    if form in ("nf4", "w4a16"):
-        high, low = codes >> 4, codes & 15
-        codes = torch.stack((high, low) if form == "nf4" else (low, high), 1).view(-1)[:n]
     if form == "nf4":
+        codes = torch.stack((codes >> 4, codes & 15), 1).view(-1)[:n]
         values = _floats(code_map)[codes.int()]
-    elif form in ("int8", "int8-block", "w8a8"):
-        values = codes.view(torch.int8).to(_F32)
+    elif _library.is_packed(form):
+        values = _unpacked(codes, form, rows, cols).reshape(-1).to(_F32) - 2.0 ** (_library.code_bits(form) - 1)
     else:
-        values = codes.to(_F32) - (8.0 if form == "w4a16" else 128.0)
+        values = codes.view(torch.int8).to(_F32)
     share = block or cols
     if n % share:  # a short last block
         values = torch.nn.functional.pad(values, (0, share - n % share))
@@ -215,7 +226,7 @@ def linear_torch(x, *rest):
 
 # ---- GPUs ---------------------------------------------------------------------------------------
 
-_INTEGERS = ("w4a16", "w8a16", "w8a8")  # only cuBLAS multiplies them
+_INTEGERS = tuple(form for form in _library.FORMS if form.startswith("w"))  # only cuBLAS multiplies them
 
 
 def linear_cuda(x, *rest):

@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 from ._command import Parser, warnings_said, whole
 from ._folders import write_text
 from ._program import StrPath, size, version
+from .evaluate import evaluate
 from ._report_facts import Json, Output, Watcher, decibels, facts, mean_of
 from .errors import CheckError, InputError, UsageError
 from .results import Result
@@ -401,8 +402,14 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
            progress: Watcher = None, **options: Any) -> Report:
     """Tells what became of the output `path`: sizes, errors, and with `against`, `text` and `eval` what those find.
 
-    `json` of what comes back are the facts, `html` is the page, which also goes to the file `html`. `eval` names a file of
-    an earlier run. Raises CheckError, with the report as its `result`, where the output is damaged or was not made from
+    path     an output of qconv, or a checkpoint that bitsandbytes or compressed-tensors quantized
+    against  the checkpoint that `path` was made from: errors are measured against it
+    html     a file for the page
+    lora     with `against`: adapters that `path` was made with
+    text     a text over which perplexity and, with `against`, KL divergence are measured
+    eval     a file that an earlier `qconv eval --json` wrote
+
+    `json` of what comes back are the facts, and `html` is the page. `options` are those of `evaluate`. Raises CheckError, with the report as its `result`, where the output is damaged or was not made from
     `against`; the page is written all the same."""
     if html is not None:
         check_target(os.fspath(html), [path, against, text, eval, options.get("tokenizer"), *lora])
@@ -427,26 +434,15 @@ def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[S
 
 def main(argv: Sequence[str]) -> None:
     p = Parser("report", "Write one HTML page about the output OUT.")
+    p.takes(report)
+    of_evaluate = "tokenizer", "inputs", "context", "max_tokens", "device"
+    p.takes(evaluate, *of_evaluate)
     add = p.add_argument
-    add("path", metavar="OUT")
-    add("--against", metavar="MODEL", help="the checkpoint that OUT was made from: measures errors against it")
-    add("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[],
-        help="with --against: an adapter that OUT was made with; may be repeated")
-    add("--text", metavar="FILE", help="measure perplexity and, with --against, KL divergence over this text")
-    for name, meta, what in (("tokenizer", "PATH", "a tokenizer.json, or a directory that has one"),
-                             ("inputs", "FILE", "states of images that the text's sequences see"),
-                             ("context", "TOKENS", "length of the windows that the text is cut into"),
-                             ("max-tokens", "N", "read at most this many tokens"),
-                             ("device", "DEVICE", "where to compute: auto, cpu, cuda or cuda:0,2")):
-        add("--" + name, metavar=meta, help="with --text: " + what)
-    add("--eval", metavar="FILE", help="include the result of an earlier 'qconv eval --json'")
     add("--threads", metavar="N", help="use this many threads")
-    add("--html", metavar="FILE", help="write the page to a file; default: standard output")
     add("--json", action="store_true", help="write the same facts as one JSON object to standard output")
     add("-q", "--quiet", action="store_true", help="show neither progress nor notes")
     o = p.parse_args(list(argv))
-    of_text = {k: v for k in ("tokenizer", "inputs", "context", "max_tokens", "device")
-               for v in [getattr(o, k)] if v is not None}
+    of_text = {k: getattr(o, k) for k in of_evaluate if getattr(o, k) != p.get_default(k)}
     if of_text and not o.text:
         p.error("--%s needs --text" % list(of_text)[0].replace("_", "-"))
     if o.text and o.eval:

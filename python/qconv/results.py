@@ -195,6 +195,8 @@ class Plan(Result):
     choices: Tuple[Json, ...]
     budget_notes: Tuple[str, ...]
     suggestions: Tuple[str, ...]
+    download: Optional[str]
+    convert: Optional[str]
 
 
 @dataclass(frozen=True)

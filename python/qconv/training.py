@@ -305,10 +305,18 @@ def plan_training(model: StrPath, *, method: Optional[str] = None, optimizer: Op
                   **options: Unpack[PlanOptions]) -> TrainingPlan:
     """Finds settings for fine-tuning that fit the GPUs of `vram`, in bytes per GPU (docs/training.md).
 
-    `method` is "full", "lora" or "qlora", `optimizer` "adamw", "adam", "adam8bit" or "sgd", `precision` "bf16", "fp16"
-    or "fp32", `zero` a ZeRO stage from 0 to 3, `checkpointing` on or off; what is left out is tried. The other options
-    are those of `plan` that say what the model becomes and where it is to run. `apply` is a folder that gets the first
-    setting that fits as files for accelerate and DeepSpeed.
+    model            what `plan` takes
+    method           "full", "lora" or "qlora": how the model is trained; None: all are tried
+    optimizer        "adamw", "adam", "adam8bit" or "sgd": whose states are counted; None: adamw, or adam8bit where it helps
+    precision        "bf16", "fp16" or "fp32", of the computation; 16 bits come with float32 master weights; None: bf16, or
+                     fp16 on Volta and Turing
+    zero             the ZeRO stage over the GPUs, 0 to 3; None: all are tried
+    checkpointing    "on": only the inputs of layers are kept, and the rest is computed again, or "off"; None: both are tried
+    lora_rank        the rank of the adapters of every linear layer
+    effective_batch  how many sequences one optimizer step has over all GPUs, with accumulation
+    apply            a folder that gets the first setting that fits as accelerate.json and ds_config.json
+
+    `options` are those of `plan` that say what the model becomes and where it is to run.
 
     Raises as `plan` does, and CheckError if `apply` wants a setting and none fits."""
     wish = _wish(method=method, optimizer=optimizer, precision=precision, zero=zero, checkpointing=checkpointing,
@@ -418,20 +426,8 @@ def _parser() -> Parser:
     parser = Parser("plan-training", "Find settings for fine-tuning MODEL that fit the GPUs of --vram: full, LoRA and "
                     "QLoRA. MODEL is what\n'qconv plan' takes, whose help explains --vram and the options of the "
                     "conversion; docs/training.md has the formulas.")
+    parser.takes(plan_training)
     add = parser.add_argument
-    add("model", metavar="MODEL")
-    add("--method", metavar="{full,lora,qlora}", help="how the model is trained (default: all are tried)")
-    add("--optimizer", metavar="{adamw,adam,adam8bit,sgd}",
-        help="the optimizer whose states are counted (default: adamw, or adam8bit where it helps)")
-    add("--precision", metavar="{bf16,fp16,fp32}", help="the dtype of the computation; 16 bits come with float32 master "
-        "weights (default: bf16, or fp16 on Volta and Turing)")
-    add("--zero", metavar="STAGE", help="the ZeRO stage over the GPUs, 0 to 3 (default: all are tried)")
-    add("--checkpointing", metavar="{on,off}",
-        help="keep only the inputs of layers, and compute the rest again (default: both are tried)")
-    add("--lora-rank", metavar="R", default=16, help="the rank of the adapters of every linear layer (default: 16)")
-    add("--effective-batch", metavar="N", default=32,
-        help="how many sequences one optimizer step has over all GPUs, with accumulation (default: 32)")
-    add("--apply", metavar="DIR", help="write the first setting that fits as DIR/accelerate.json and DIR/ds_config.json")
     add("--json", action="store_true", help="print one JSON object")
     add("-q", "--quiet", action="store_true", help="show errors only")
     plan = parser.add_argument_group("options of 'qconv plan'")

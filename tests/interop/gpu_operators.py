@@ -37,6 +37,7 @@ import torch  # noqa: E402
 
 import qconv  # noqa: E402
 from qconv import _gpu, ops  # noqa: E402
+from qconv._library import code_bits, is_packed, row_bytes  # noqa: E402
 from qconv._weights import QuantizedWeight  # noqa: E402
 from qconv.torch import Linear  # noqa: E402
 
@@ -105,8 +106,9 @@ def on_the_cpu():
 def weight(form, rows, cols, block=0, nested=False, seed=0):
     """A random one, on the CPU."""
     g = torch.Generator().manual_seed(seed)
-    n, four = rows * cols, form in ("nf4", "w4a16")
-    codes = torch.randint(-127, 128, ((n + 1) // 2 if four else n,), generator=g, dtype=torch.int8)
+    n = rows * cols
+    size = rows * row_bytes(form, cols) if is_packed(form) else -(-n * code_bits(form) // 8)
+    codes = torch.randint(-127, 128, (size,), generator=g, dtype=torch.int8)
     count = -(-n // block) if block else rows
     scales, more = (torch.rand(count, generator=g) + 0.5) * 0.02, {}
     if form == "nf4":
@@ -133,9 +135,9 @@ def weights():
             yield weight("int8-block", rows, cols, (64, 32)[i % 2], nested, i)
         yield weight("int8", rows, cols, seed=i)
         yield weight("w8a8", rows, cols, seed=i)
-    for rows, cols, block in ((64, 64, 32), (9, 256, 128), (128, 1024, 0)):
-        yield weight("w4a16", rows, cols, block)
-        yield weight("w8a16", rows, cols, block)
+    for rows, cols, block in ((64, 64, 32), (9, 256, 128), (128, 1024, 0), (9, 75, 0)):
+        for bits in range(2, 9):  # a row of 4 bits begins with a byte
+            yield weight(f"w{bits}a16", rows, cols + cols % 2 * (bits == 4), block)
 
 
 def product(w, x, bias=None):

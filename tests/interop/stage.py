@@ -53,6 +53,8 @@ ENVIRONMENTS = {
     "calibrate-transformers5": (["transformers5"], "test_interop_calibrate.py"),
     "calibrate-transformers4": (["transformers4"], "test_interop_calibrate.py"),
     "calibrate-plan": (["transformers5"], "test_interop_calibrate_plan.py"),
+    "importance-transformers5": (["transformers5"], "test_interop_importance.py"),
+    "importance-transformers4": (["transformers4"], "test_interop_importance.py"),
     "calibrate-types-transformers5": (["transformers5"], "test_interop_calibrate_types.py"),
     "calibrate-types-transformers4": (["transformers4"], "test_interop_calibrate_types.py"),
     "load-transformers5": (["transformers5"], "test_interop_load.py"),

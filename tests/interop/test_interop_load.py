@@ -304,35 +304,6 @@ class Behaviour(unittest.TestCase):
         self.assertFalse([n for n, p in self.model.named_parameters() if p.requires_grad and "_proj" in n])
 
 
-class Bitsandbytes(unittest.TestCase):
-    def test_same_modules(self):
-        """backend="bitsandbytes" gives what from_pretrained gives of the unpacked folder, bit for bit."""
-        for form, kind in (("nf4", Linear4bit), ("nf4-32", Linear4bit), ("int8", Linear8bitLt)):
-            out, plain = form_of(form)
-            mine = qconv.load(out, backend="bitsandbytes")
-            theirs, trouble = zoo.load(transformers.LlamaForCausalLM, plain, dtype=torch.bfloat16)
-            self.assertEqual(trouble, "")
-            (quantized, rest), (their_quantized, their_rest) = zoo.state(mine), zoo.state(theirs)
-            self.assertTrue(quantized)
-            self.assertEqual((set(quantized), set(rest)), (set(their_quantized), set(their_rest)))
-            self.assertFalse(zoo.differing(quantized, their_quantized) + zoo.differing(rest, their_rest))
-            self.assertTrue(torch.equal(logits(mine), logits(theirs)), form)
-            for name in ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method"):
-                self.assertEqual(getattr(mine, name, False), getattr(theirs, name, False), name)
-            self.assertEqual(mine.config.to_dict()["quantization_config"], theirs.config.to_dict()["quantization_config"])
-
-    def test_mixture(self):
-        model = qconv.load(form_of("auto")[0], device_map="cpu", backend="bitsandbytes")
-        kinds = {type(m) for m in model.modules()}
-        self.assertTrue({Linear4bit, Linear8bitLt} <= kinds)
-        self.assertLess(apart(logits(model), logits(loaded(form_of("auto")[0], device_map="cpu"))), 0.1)
-
-    def test_others_are_refused(self):
-        for form, word in (("int8-block", "int8-block"), ("int4-32", "w4a16"), ("w8a8", "w8a8")):
-            with self.assertRaisesRegex(qconv.InputError, f"no module for the {word} of 'model.layers"):
-                qconv.load(form_of(form)[0], backend="bitsandbytes")
-
-
 class Plain(unittest.TestCase):
     def test_from_pretrained(self):
         """After `import qconv` transformers reads compressed shards, one and several, as it reads the plain ones; and of them,
@@ -483,8 +454,6 @@ class Divided(unittest.TestCase):
                                       and ".experts." not in n and not zoo.same(have[n], t)])
                     with self.assertRaisesRegex(qconv.UsageError, "is not saved"):
                         mine.save_pretrained(out)
-                    with self.assertRaisesRegex(qconv.InputError, "bitsandbytes has no module for .* joins with others or divides"):
-                        loaded(out, backend="bitsandbytes")
         s.note(f"{count} divided layers have the values of their rows, {len(self.TYPES)} types")
 
     def test_joined(self):
@@ -668,7 +637,6 @@ class Faults(unittest.TestCase):
         for package in ("torch", "transformers"):
             with mock.patch.dict(sys.modules, {package: None}):
                 self.refused(qconv.UsageError, f"{package} is not installed", out)
-        self.refused(qconv.UsageError, "backend is 'gptq'", out, backend="gptq")
         with mock.patch.object(qconv._library, "INTERFACE", "9.9"), unlocked():
             self.refused(qconv.ProgramError, "this package is for 9.9", out)
         with mock.patch.dict(os.environ, {"QCONV_LIBRARY": str(out / "config.json")}), unlocked():

@@ -17,6 +17,7 @@ import torch
 
 import qconv
 from qconv import ops
+from qconv._library import is_packed, row_bytes
 from qconv._weights import ROLES, QuantizedWeight
 from qconv.torch import Linear, QuantizedTensor, Stack, routed
 
@@ -28,13 +29,12 @@ ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2 ** -8, torch.float16: 2 ** -1
 
 
 def weight(form, rows, cols, block=0, nested=False, seed=0):
-    """A random one. Forms of compressed-tensors have whole words and groups."""
+    """A random one. Forms of compressed-tensors have whole words and groups in a row."""
     g = torch.Generator().manual_seed(seed)
     n = rows * cols
-    four = form in ("nf4", "w4a16")
-    codes = torch.randint(-127, 128, ((n + 1) // 2 if four else n,), generator=g, dtype=torch.int8)
-    if form == "w8a16":
-        codes = torch.randint(0, 256, (n,), generator=g, dtype=torch.uint8)
+    codes = torch.randint(-127, 128, ((n + 1) // 2 if form == "nf4" else n,), generator=g, dtype=torch.int8)
+    if is_packed(form):
+        codes = torch.randint(0, 256, (rows * row_bytes(form, cols),), generator=g, dtype=torch.uint8).view(torch.int8)
     count = -(-n // block) if block else rows
     scales = torch.rand(count, generator=g) + 0.5
     maps = {"code_map": torch.tensor(s.NF4_CODE)} if form == "nf4" else {}
@@ -56,9 +56,9 @@ def weights():
     for rows, cols in SHAPES:
         yield weight("int8", rows, cols)
         yield weight("w8a8", rows, cols)
-    for rows, cols, block in ((64, 64, 32), (7, 256, 128), (9, 64, 0), (3, 192, 64)):
-        yield weight("w4a16", rows, cols, block)
-        yield weight("w8a16", rows, cols, block)
+    for rows, cols, block in ((64, 64, 32), (7, 256, 128), (9, 64, 0), (3, 192, 64), (5, 75, 0), (2, 3, 0)):
+        for bits in range(2, 9):  # a row of 4 bits begins with a byte
+            yield weight(f"w{bits}a16", rows, cols + cols % 2 * (bits == 4), block)
 
 
 class Numbers(unittest.TestCase):
