@@ -33,6 +33,8 @@ struct qc_st_cursor {
     uint64_t serial;
     size_t frame;             /* NO_FRAME when there is none */
     qc_direct_reader *direct; /* or NULL */
+    void *kept;               /* or NULL */
+    void (*release)(void *);
 };
 
 static atomic_uint_fast64_t next_serial = 1;
@@ -52,10 +54,31 @@ qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err)
     return QC_OK;
 }
 
+static void release_kept(qc_st_cursor *c)
+{
+    if (c->kept)
+        c->release(c->kept);
+    qc_free(c->kept);
+    c->kept = NULL;
+}
+
+qc_status qc_st_cursor_keep(void **out, qc_st_cursor *c, size_t bytes, void (*release)(void *),
+                            qc_error *err)
+{
+    if (c->kept && c->release != release)
+        release_kept(c);
+    c->release = release;
+    if (!c->kept)
+        QC_TRY(qc_calloc(&c->kept, 1, bytes, err));
+    *out = c->kept;
+    return QC_OK;
+}
+
 void qc_st_cursor_destroy(qc_st_cursor *c)
 {
     if (!c)
         return;
+    release_kept(c);
     qc_frame_coder_destroy(c->coder);
     qc_free(c->stored.data);
     qc_free(c->content.data);

@@ -598,10 +598,11 @@ static qc_status add_choice(comparer *c, const qc_plan_options *o, const char *c
     qc_arena_init(&scratch);
     qc_status st = try_plan(&planned, &made, &scratch, &c->subject, o, err);
     if (made && planned.fit.fits) {
-        *row = (qc_fit_choice){.change = change,
-                               .predicted = o->recipe.to == QC_TO_AUTO
-                                                ? planned.chosen.predicted
-                                                : c->report->chosen->uniform[0]};
+        *row = (qc_fit_choice){
+            .change = change,
+            .predicted = o->recipe.to == QC_TO_AUTO
+                             ? planned.chosen.predicted
+                             : c->report->chosen->uniform[qc_auto_smallest(c->report->chosen)]};
         st = qc_fit_max_context(&row->max_context, &planned.fit, &o->fit, planned.largest_weight,
                                 err);
         if (st == QC_OK && planned.plan.own_form)

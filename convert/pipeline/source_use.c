@@ -19,11 +19,13 @@ size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX])
     add_once(out, &count, j->source);
     if (coded && coded->scales != UINT32_MAX)
         add_once(out, &count, coded->scales);
-    if (coded && qc_coding_is_integer(coded->coding)) {
+    if (coded && qc_coding_is_packed(coded->coding)) {
         if (coded->zeros != UINT32_MAX)
             add_once(out, &count, coded->zeros);
         if (coded->group_index != UINT32_MAX)
             add_once(out, &count, coded->group_index);
+        if (coded->coding == QC_CODING_NVFP4)
+            add_once(out, &count, coded->global);
     }
     if (stored) {
         const uint32_t parts[] = {stored->absmax, stored->quant_map, stored->nested_absmax,

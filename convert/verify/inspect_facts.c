@@ -62,8 +62,8 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
         if (tf->coded) {
             QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
             QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
-            tf->is_integer = qc_coding_is_integer(tf->coded->coding);
-            if (tf->is_integer && tf->coded->tile_rows == 1)
+            tf->is_packed = qc_coding_is_packed(tf->coded->coding);
+            if (tf->is_packed && tf->coded->tile_rows == 1)
                 tf->block_elems = qc_integers_block(tf->coded);
         } else {
             tf->scheme = tf->stored->name;

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import tempfile
-import warnings
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -83,9 +82,7 @@ class Calibration:
     def __init__(self, door: Door, model: str, own: Mapping[str, Any], options: Mapping[str, str],
                  progress: Optional[ProgressCallback]) -> None:
         self.door, self.folder, self.own, self.progress = door, model, own, progress
-        with warnings.catch_warnings():  # of a driver that is too old for this torch
-            warnings.simplefilter("ignore")
-            self.devices = devices_of(own["device"])
+        self.devices = devices_of(own["device"])
         self.build = partial(build, model, trust_remote_code=own["trust_remote_code"])
         self.model = self.build()
         self.source = source_of(self.model, model, options.get("experts"))

@@ -11,7 +11,7 @@ from qconv_case import QCONV, QconvCase, ROOT
 import make_checkpoint as mk
 
 COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate"]
-PYTHON_COMMANDS = ["eval", "calibrate", "plan-training", "from-torch", "report"]
+PYTHON_COMMANDS = ["eval", "calibrate", "importance", "plan-training", "from-torch", "report"]
 
 
 # What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
@@ -19,9 +19,6 @@ GONE = [
     (["plan", "--mode", "train", "m"], "'--mode': 'qconv plan-training MODEL' of the Python package plans fine-tuning"),
     (["plan", "--zero", "2", "m"], "'--zero': 'qconv plan-training MODEL' of the Python package has it"),
     (["plan", "--apply", "f", "m"], "'--apply': 'qconv plan-training MODEL' of the Python package writes the files"),
-    (["plan", "--profile", "m"], "'--profile': 'qconv plan-training MODEL' of the Python package runs a step in torch"),
-    (["plan", "--html", "p", "m"], "'--html': 'qconv report FILE --html PAGE' of the Python package draws what --json "),
-    (["validate", "o", "--html", "p"], "'--html': 'qconv report FILE --html PAGE' of the Python package draws what "),
     (["mount", "out", "dir"], "'mount': qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' "),
     (["--to", "nf4", "--consume-source", "m", "o"], "'--consume-source': a conversion leaves MODEL as it is"),
     (["hardware", "--watch"], "'--watch': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),

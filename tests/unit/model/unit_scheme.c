@@ -27,13 +27,14 @@ TEST(every_row_makes_sense)
                          packed && row->code_dtype == QC_DTYPE_I32);
         assert_int_equal(row->form->integer, packed);
         assert_int_equal(row->activation_bits != 0, packed);
-        assert_true(row->bits == 4 || row->bits == 8);
+        assert_true(row->bits >= 2 && row->bits <= 8);
+        assert_int_equal(row->form->words, row->bits % 4 != 0);
         assert_int_equal(row->form->bits, row->bits);
         const qc_form form = qc_scheme_form((qc_scheme)s, 100, 64, 0);
         assert_int_equal(form.block_elems, row->by_rows ? 0 : 64);
         assert_true(qc_to_quantizes(row->to) && row->to != QC_TO_AUTO);
         assert_false(row->by_rows && row->default_block);
-        assert_int_equal(qc_scheme_code_bytes((qc_scheme)s, 9), row->bits == 4 ? 5 : 9);
+        assert_int_equal(qc_scheme_code_bytes((qc_scheme)s, 9), (9 * row->bits + 7) / 8);
         assert_int_equal(qc_form_scale_elems(&form), row->by_rows ? 100 : 64);
     }
     assert_string_equal(qc_scheme_name((qc_scheme)QC_SCHEME_COUNT), "unknown");
@@ -56,6 +57,11 @@ TEST(options_find_their_scheme)
          QC_SCHEME_W4A16},
         {{.to = QC_TO_INT4, .format = QC_FORMAT_COMPRESSED_TENSORS, .per_channel = 1},
          QC_SCHEME_W4A16_CHANNEL},
+        {{.to = QC_TO_INT2, .format = QC_FORMAT_COMPRESSED_TENSORS}, QC_SCHEME_W2A16},
+        {{.to = QC_TO_INT5, .format = QC_FORMAT_COMPRESSED_TENSORS, .activations_16 = 1},
+         QC_SCHEME_W5A16},
+        {{.to = QC_TO_INT7, .format = QC_FORMAT_COMPRESSED_TENSORS, .per_channel = 1},
+         QC_SCHEME_W7A16_CHANNEL},
         {{.to = QC_TO_AUTO, .format = QC_FORMAT_COMPRESSED_TENSORS}, QC_SCHEME_W4A16},
         {{.to = QC_TO_INT8, .format = QC_FORMAT_COMPRESSED_TENSORS}, QC_SCHEME_W8A8},
         {{.to = QC_TO_INT8, .format = QC_FORMAT_COMPRESSED_TENSORS, .per_channel = 1},
