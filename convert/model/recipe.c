@@ -250,7 +250,7 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
     return "is not the weight of a Linear";
 }
 
-/* Returns the name that a misspelt one was meant to be, or NULL. Of very many none is looked for. */
+/* Returns the name that a misspelt one was meant to be, or NULL. Of very many none is sought. */
 static const char *nearest_name(const qc_checkpoint *model, const char *typed)
 {
     enum { MANY = 20000 };

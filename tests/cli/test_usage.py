@@ -261,8 +261,8 @@ class Wrong(QconvCase):
                 (["--to", "nf4", "--activation-bits", "8"], "--activation-bits needs --format compressed-tensors"),
                 (["--to", "nf4", *ct], "--format compressed-tensors needs --to int2, int3, int4, int5, int6, int7, int8 or auto"),
                 (["--to", "int4", "--format", "bitsandbytes"], "--format bitsandbytes does not go with --to int4: "
-                 "its form in 4 bits is --to nf4"),
-                (["--to", "auto"], "--to auto needs --vram, which names the devices that the model has to fit"),
+                 "it has --to nf4, of 4 bits, and --to int8"),
+                (["--to", "auto"], "--to auto needs --vram or --bits"),
                 (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
                  "--to auto, which chooses it; see --schemes"),
                 (["--to", "nf4", "--hessians", "h", "--part", "2/2"], "--hessians does not go with "
