@@ -84,6 +84,15 @@ QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3)
  * pointer, a void *, and does not compile where p is anything else. */
 #define QC_POINTER_AT(p) ((void)sizeof(*(p) == (void *)0), (void *)(p))
 
+/* Hands on the error of a call whose failure did not have to count, and returns st, the status of
+ * that call; QC_OK leaves *err as it is. */
+static inline qc_status qc_error_pass(qc_error *err, const qc_error *why, qc_status st)
+{
+    if (st != QC_OK && err)
+        *err = *why;
+    return st;
+}
+
 /* Gives an error that is already set another code, and returns that. */
 qc_status qc_error_recode(qc_error *err, qc_status code);
 

@@ -29,13 +29,10 @@ typedef struct {
     const step *step; /* the one that is being measured */
 } work;
 
-typedef qc_status (*blocks_kernel)(const qc_cuda_blocks *a, qc_cuda_stream s, qc_error *err);
-
 struct step {
     const char *name;
     const qc_form_ops *ops;
-    blocks_kernel blocks; /* quantizes blocks; NULL: rows, or it dequantizes */
-    int errors;           /* it leaves error terms */
+    int errors; /* it leaves error terms */
     qc_dtype out;
     int back; /* 1: it reads codes and writes the source */
 };
@@ -71,27 +68,16 @@ static qc_status dequantize(const work *w, qc_cuda_stream s, qc_error *err)
 static qc_status launch(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const work *w = ctx;
-    const qc_cuda_blocks blocks = {.src = w->source,
-                                   .dtype = QC_DTYPE_BF16,
-                                   .n = w->n,
-                                   .block_elems = MB_BLOCK,
-                                   .codes = w->codes,
-                                   .absmax = w->absmax,
-                                   .errors = w->step->errors ? w->errors : NULL,
-                                   .bad = w->b->bad};
-    const qc_cuda_rows rows = {.src = w->source,
-                               .dtype = QC_DTYPE_BF16,
-                               .rows = w->rows,
-                               .cols = COLS,
-                               .codes = (int8_t *)w->codes,
-                               .scb = w->absmax,
-                               .errors = blocks.errors,
-                               .bad = w->b->bad};
+    const qc_cuda_quantize_job a = {.src = w->source,
+                                    .dtype = QC_DTYPE_BF16,
+                                    .n = w->n,
+                                    .form = form_of(w),
+                                    .codes = w->codes,
+                                    .absmax = w->absmax,
+                                    .sums = w->step->errors ? w->errors : NULL,
+                                    .bad = w->b->bad};
     (void)copy;
-    if (w->step->back)
-        return dequantize(w, s, err);
-    return w->step->blocks ? w->step->blocks(&blocks, s, err)
-                           : qc_cuda_int8_rows_quantize(&rows, s, err);
+    return w->step->back ? dequantize(w, s, err) : qc_cuda_quantize(&a, s, err);
 }
 
 /* Returns the bytes that a launch reads and writes. */
@@ -188,25 +174,21 @@ static qc_status check_back(work *w, truth *t, int *same, qc_error *err)
 
 /* Each step leaves what the next one needs. The quantizers read the source; the dequantizers read
  * the codes that the last quantizer of their kind left, and overwrite the source. */
-#define NF4_BLOCKS  &qc_form_nf4, qc_cuda_nf4_quantize
-#define INT8_BLOCKS &qc_form_int8_blocks, qc_cuda_int8_blocks_quantize
-#define NF4_BACK    &qc_form_nf4, NULL
-#define INT8_ROWS   &qc_form_int8_rows, NULL
 static const step quantizing[] = {
-    {"int8 blocks from bf16, with error terms", INT8_BLOCKS, 1, QC_DTYPE_BF16, 0},
-    {"nf4 from bf16", NF4_BLOCKS, 0, QC_DTYPE_BF16, 0},
-    {"nf4 from bf16, with error terms", NF4_BLOCKS, 1, QC_DTYPE_BF16, 0},
+    {"int8 blocks from bf16, with error terms", &qc_form_int8_blocks, 1, QC_DTYPE_BF16, 0},
+    {"nf4 from bf16", &qc_form_nf4, 0, QC_DTYPE_BF16, 0},
+    {"nf4 from bf16, with error terms", &qc_form_nf4, 1, QC_DTYPE_BF16, 0},
 };
 static const step nf4_to[] = {
-    {"nf4 to fp16", NF4_BACK, 0, QC_DTYPE_F16, 1},
-    {"nf4 to bf16", NF4_BACK, 0, QC_DTYPE_BF16, 1},
+    {"nf4 to fp16", &qc_form_nf4, 0, QC_DTYPE_F16, 1},
+    {"nf4 to bf16", &qc_form_nf4, 0, QC_DTYPE_BF16, 1},
 };
 static const step rows_from[] = {
-    {"int8 rows from bf16", INT8_ROWS, 0, QC_DTYPE_BF16, 0},
-    {"int8 rows from bf16, with error terms", INT8_ROWS, 1, QC_DTYPE_BF16, 0},
+    {"int8 rows from bf16", &qc_form_int8_rows, 0, QC_DTYPE_BF16, 0},
+    {"int8 rows from bf16, with error terms", &qc_form_int8_rows, 1, QC_DTYPE_BF16, 0},
 };
 static const step rows_to[] = {
-    {"int8 rows to fp16", INT8_ROWS, 0, QC_DTYPE_F16, 1},
+    {"int8 rows to fp16", &qc_form_int8_rows, 0, QC_DTYPE_F16, 1},
 };
 
 /* Overwrites the result, so that what an earlier kernel left is not taken for this one's. */

@@ -84,24 +84,14 @@ static void point(qc_weights *w, const layout *l, unsigned char *memory)
 static qc_status quantize(mb_bench *b, const qc_weights *q, const void *dense, void *codes,
                           float *absmax, qc_error *err)
 {
-    const qc_cuda_rows rows = {.src = dense,
-                               .dtype = b->dtype,
-                               .rows = q->rows,
-                               .cols = q->form.cols,
-                               .codes = codes,
-                               .scb = absmax,
-                               .bad = b->bad};
-    const qc_cuda_blocks blocks = {.src = dense,
-                                   .dtype = b->dtype,
-                                   .n = q->rows * q->form.cols,
-                                   .block_elems = MB_BLOCK,
-                                   .codes = codes,
-                                   .absmax = absmax,
-                                   .bad = b->bad};
-    if (qc_form_by_rows(&q->form))
-        return qc_cuda_int8_rows_quantize(&rows, b->t.stream, err);
-    return q->form.ops == &qc_form_nf4 ? qc_cuda_nf4_quantize(&blocks, b->t.stream, err)
-                                       : qc_cuda_int8_blocks_quantize(&blocks, b->t.stream, err);
+    const qc_cuda_quantize_job a = {.src = dense,
+                                    .dtype = b->dtype,
+                                    .n = q->rows * q->form.cols,
+                                    .form = q->form,
+                                    .codes = codes,
+                                    .absmax = absmax,
+                                    .bad = b->bad};
+    return qc_cuda_quantize(&a, b->t.stream, err);
 }
 
 qc_status mb_nest(mb_bench *b, const float *absmax, uint64_t count, uint8_t *codes, float *nested,

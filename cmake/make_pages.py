@@ -242,7 +242,7 @@ def zsh_option(option, cards):
     if option["kind"] != "switch":
         value = ":%s:" % quoted(option["argument"] or option["name"], True)
     if option["name"] in CARD_OPTIONS:
-        value += "(%s)" % " ".join(cards)
+        value += '{compset -P "*+"; compset -P "<->x"; compadd -- %s}' % " ".join(cards)
     value += {"choice": "(%s)" % " ".join(option["choices"]), "file": "_files"}.get(option["kind"], "")
     return "                %s%s]%s' \\\n" % (head, quoted(option["help"], True), value)
 
@@ -288,6 +288,13 @@ function __qconv_is
     or set command convert
     contains -- $command $argv
 end
+function __qconv_cards # behind a count and other devices: "3090+2xA1"
+    set -l token (commandline -ct | string replace -r '^--[a-z]+=' '')
+    set -l before (string match -r '^(?:.*\\+)?(?:[0-9]+x)?' -- $token)
+    for card in $argv
+        echo $before$card
+    end
+end
 """
 
 
@@ -300,7 +307,7 @@ def fish_option(option, cards):
     if option["kind"] == "choice":
         line += " -a '%s'" % " ".join(option["choices"])
     if option["name"] in CARD_OPTIONS:
-        line += " -a '%s'" % " ".join(cards)
+        line += " -a '(__qconv_cards %s)'" % " ".join(cards)
     return line + ' -d "%s"\n' % option["help"]
 
 

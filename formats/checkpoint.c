@@ -197,9 +197,7 @@ static qc_status find_manifest(qc_checkpoint *c, const qc_tree_file *tree, size_
     c->lists_packed = *found && m->compressed;
     if (st == QC_OK || st == QC_ERR_CHECK || st == QC_ERR_INPUT)
         return QC_OK;
-    if (err)
-        *err = trouble;
-    return st;
+    return qc_error_pass(err, &trouble, st);
 }
 
 /* ---- names of wrapped modules ---- */

@@ -89,7 +89,9 @@ struct qc_checkpoint {
     qc_tree_file *side; /* sorted; every file of the directory but the weights, the index and
                               qconv.json; config.json is among them */
     size_t side_count;
-    size_t side_odd; /* those that loaders read and that are a pointer, a page, empty or cut off */
+    /* Those that loaders read and that are a pointer, a page, empty or cut off: "'tokenizer.json',
+     * which is an HTML page"; NULL: there are none. */
+    const char *side_odd;
     const char *side_link; /* the first side file that is a link out of the folder (path_link.h),
                               whose target must not be handed on; NULL if there is none */
     char *config_text;     /* config.json or NULL; NUL-terminated */

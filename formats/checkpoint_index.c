@@ -389,11 +389,8 @@ static qc_status take_single(qc_checkpoint *c, qc_arena *index_arena, qc_checkpo
         *has_index |= strcmp(index->files[i], single) == 0;
     if (*has_index)
         return QC_OK;
-    if (st != QC_OK && st != QC_ERR_INPUT) {
-        if (err)
-            *err = why;
-        return st;
-    }
+    if (st != QC_OK && st != QC_ERR_INPUT)
+        return qc_error_pass(err, &why, st);
     QC_TRY(use_file(c, single, err));
     if (st != QC_OK)
         return qc_checkpoint_warn(c, err, "'%s' is read, and the index beside it is not: %s",

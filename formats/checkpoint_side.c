@@ -215,9 +215,11 @@ static qc_status check_side(qc_checkpoint *c, qc_error *err)
         qc_checkpoint_names_add(&odd, c->side[i].path);
         what = what ? what : found;
     }
-    c->side_odd = odd.count;
     if (odd.count == 0)
         return QC_OK;
+    QC_TRY(qc_arena_printf(&c->arena, &c->side_odd, err, "%s, %s %s",
+                           qc_checkpoint_names_text(&odd),
+                           odd.count == 1 ? "which is" : "of which the first is", what));
     return qc_checkpoint_warn(c, err,
                               "%zu file%s beside the weights %s not what the name says, and no "
                               "loader can read %s (the first is %s); download again: %s",

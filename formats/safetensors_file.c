@@ -33,6 +33,8 @@ struct qc_st_cursor {
     uint64_t serial;
     size_t frame;             /* NO_FRAME when there is none */
     qc_direct_reader *direct; /* or NULL */
+    void *kept;               /* or NULL */
+    void (*release)(void *);
 };
 
 static atomic_uint_fast64_t next_serial = 1;
@@ -52,10 +54,31 @@ qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err)
     return QC_OK;
 }
 
+static void release_kept(qc_st_cursor *c)
+{
+    if (c->kept)
+        c->release(c->kept);
+    qc_free(c->kept);
+    c->kept = NULL;
+}
+
+qc_status qc_st_cursor_keep(void **out, qc_st_cursor *c, size_t bytes, void (*release)(void *),
+                            qc_error *err)
+{
+    if (c->kept && c->release != release)
+        release_kept(c);
+    c->release = release;
+    if (!c->kept)
+        QC_TRY(qc_calloc(&c->kept, 1, bytes, err));
+    *out = c->kept;
+    return QC_OK;
+}
+
 void qc_st_cursor_destroy(qc_st_cursor *c)
 {
     if (!c)
         return;
+    release_kept(c);
     qc_frame_coder_destroy(c->coder);
     qc_free(c->stored.data);
     qc_free(c->content.data);
@@ -128,8 +151,10 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
     return QC_OK;
 }
 
-/* Reads the header of a file whose content has content_bytes. */
-static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_bytes, qc_error *err)
+/* Reads the header of a file whose content has content_bytes. Unless `whole`, the data may be cut
+ * off. */
+static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_bytes, int whole,
+                             qc_error *err)
 {
     unsigned char head[HEAD_BYTES];
     size_t head_len = content_bytes < sizeof head ? (size_t)content_bytes : sizeof head;
@@ -145,7 +170,8 @@ static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_by
             return st;
         }
         f->data_offset = 8 + n;
-        st = qc_st_header_parse(&f->header, json, (size_t)n, content_bytes - f->data_offset, err);
+        st = qc_st_header_parse(&f->header, json, (size_t)n,
+                                whole ? content_bytes - f->data_offset : QC_ST_ANY_BYTES, err);
         qc_free(json);
     }
     if (st != QC_OK)
@@ -153,7 +179,7 @@ static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_by
     return st;
 }
 
-qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
+static qc_status open_file(qc_st_file *out, const char *path, int whole, qc_error *err)
 {
     unsigned char magic[4] = {0};
     qc_st_cursor *c = NULL;
@@ -173,9 +199,9 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     if (out->compressed) {
         QC_TRY_GOTO(st, done, qc_seek_table_read(&out->seek, &out->file, err));
         QC_TRY_GOTO(st, done, qc_st_cursor_create(&c, err));
-        st = read_header(out, c, out->seek.content_bytes, err);
+        st = read_header(out, c, out->seek.content_bytes, whole, err);
     } else {
-        st = read_header(out, NULL, out->file_bytes, err);
+        st = read_header(out, NULL, out->file_bytes, whole, err);
     }
     qc_file_hint_guess(&out->file, 1);
 done:
@@ -183,6 +209,16 @@ done:
     if (st != QC_OK)
         qc_st_file_close(out);
     return st;
+}
+
+qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
+{
+    return open_file(out, path, 1, err);
+}
+
+qc_status qc_st_file_open_cut(qc_st_file *out, const char *path, qc_error *err)
+{
+    return open_file(out, path, 0, err);
 }
 
 void qc_st_file_close(qc_st_file *f)

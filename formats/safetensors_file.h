@@ -28,8 +28,15 @@ QC_NODISCARD qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err);
 void qc_st_cursor_destroy(qc_st_cursor *c);
 /* Reads with this cursor go through d where they lie in the range that d was begun on. Borrowed. */
 void qc_st_cursor_use_direct(qc_st_cursor *c, qc_direct_reader *d);
+/* Finds what a reader of bytes that no file has as they are (tensor_pieces.h) keeps in the cursor
+ * from one read to the next: `bytes` bytes, all zero where the last one kept something else, which
+ * `release` tells apart. It is called before they are freed. */
+QC_NODISCARD qc_status qc_st_cursor_keep(void **out, qc_st_cursor *c, size_t bytes,
+                                         void (*release)(void *), qc_error *err);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
+/* Opens a file for its header alone: the data behind it may be cut off. */
+QC_NODISCARD qc_status qc_st_file_open_cut(qc_st_file *out, const char *path, qc_error *err);
 void qc_st_file_close(qc_st_file *f);
 /* Reads len bytes of the data buffer at offset, which must lie within header.data_bytes
  * (QC_ERR_INPUT otherwise). Frames that lie wholly in the range are decoded straight into dst; the

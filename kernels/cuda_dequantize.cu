@@ -13,16 +13,18 @@
  * have 64 bytes to store, or a transposition within four threads that costs more than the three
  * loads it saves, since the codes are a fifth of the traffic.)
  *
+ * Codes that are packed (2 to 8 bits, from the least significant one on) are `bits` bytes a chunk,
+ * which lie in up to three words. Chunks of neighbours share words, which come from L1 then.
+ *
  * grid.x covers a row, and grid.y rows. Where rows follow each other without a gap and the scale is
- * not the row's, the whole is taken as one row. The code values live in the lanes of a warp, and a
- * look-up is a shuffle (as in cuda_quantize_internal.cuh). 4-bit integers are looked up as well:
- * the table has their numbers.
+ * not the row's, the whole is taken as one row. The values of NF4 live in the lanes of a warp, and a
+ * look-up is a shuffle (as in cuda_quantize_internal.cuh).
  *
  * dequantize_elements does the same element by element. It is for rows that do not start at a
  * multiple of 8 elements (so that a chunk would lie in two blocks) and for destinations that are
  * not 16-byte aligned.
  *
- * Bytes of global memory per element: codes 1/2 or 1, scale 1/64 (double quantized) to 4/64, out 2
+ * Bytes of global memory per element: codes 1/4 to 1, scale 1/64 (double quantized) to 4/64, out 2
  * or 4. There is no shared memory. */
 #include "kernels/cuda_quantize.h"
 
@@ -39,18 +41,19 @@ constexpr unsigned threads_per_block = 128;
 constexpr unsigned chunk_elems = 8;
 constexpr unsigned chunks_each = 4;
 
-/* Says what kernels are compiled for: the width of codes, and for bytes whether a scale is a
- * block's or a row's. Everything else about a form is in the job. */
-enum layout { NIBBLES, BYTES, BYTE_ROWS };
+/* Says what kernels are compiled for: NF4, signed bytes, for which a scale is a block's or a row's,
+ * and packed codes. Everything else about a form is in the job. */
+enum layout { NIBBLES, BYTES, BYTE_ROWS, PACKED };
 
 struct dequantize_job {
     qc_weights w;
-    bool table;     /* nibbles are codes of NF4, or of w.form.code_map; else integers */
-    bool low_first; /* of nibbles */
+    float step; /* as in qc_form_ops */
+    /* of PACKED */
+    uint32_t bits, mask;
+    float bias;         /* from a code, in the last bits of 2^23, to its number */
+    uint64_t row_bytes; /* from the codes of a row to those of the next */
+    uint64_t first_col;
     bool by_rows;
-    float zero;    /* the nibble of 0 */
-    uint32_t flip; /* what makes signed codes of four bytes */
-    float step;    /* as in qc_form_ops */
     unsigned block_shift, nested_shift;
     uint64_t first;      /* flat index of the first element */
     uint64_t first_row;  /* counted in the weight */
@@ -85,13 +88,13 @@ struct product {
     }
 };
 
-/* Returns the value of a number: of a nibble's value in the table, or of a signed byte. Integers
- * have a step of 1, so that by rows the order of factors, which is that of LLM.int8, makes no
- * difference. */
+/* Returns the value of a number: of a nibble's value in the table, of a signed byte, or of an
+ * integer. Integers in bytes have a step of 1, so that by rows the order of factors, which is that
+ * of LLM.int8, makes no difference. */
 template <layout what, typename Product>
 QC_DEVICE float value_of(const dequantize_job &job, float number, float scale)
 {
-    if (what == NIBBLES)
+    if (what == NIBBLES || what == PACKED)
         return Product::of(number, scale);
     if (what == BYTE_ROWS)
         return Product::of(Product::of(number, scale), job.step);
@@ -124,8 +127,20 @@ QC_DEVICE power power_of(const int *exponent)
 template <layout what>
 QC_DEVICE uint64_t scale_at(const dequantize_job &job, uint64_t row, uint64_t f)
 {
-    bool by_rows = what == BYTE_ROWS || (what == NIBBLES && job.by_rows);
+    bool by_rows = what == BYTE_ROWS || (what == PACKED && job.by_rows);
     return by_rows ? job.first_row + row : f >> job.block_shift;
+}
+
+/* Returns where the codes of the row's columns from c on lie, for a c that is a multiple of 8. */
+QC_DEVICE uint64_t packed_at(const dequantize_job &job, uint64_t row, uint64_t c)
+{
+    return (job.first_row + row) * job.row_bytes + (job.first_col + c) / 8 * job.bits;
+}
+
+/* Returns the number of a code of PACKED, which is the last bits of `bits`. */
+QC_DEVICE float number_of(const dequantize_job &job, uint32_t bits)
+{
+    return __fadd_rn(__uint_as_float((bits & job.mask) | 0x4b000000u), job.bias);
 }
 
 QC_DEVICE float block_scale(const dequantize_job &job, uint64_t block)
@@ -168,12 +183,10 @@ QC_DEVICE void store_element(const dequantize_job &job, uint64_t at, float v, ui
     }
 }
 
-/* Returns the number of nibble `lane`. */
-QC_DEVICE float number_of_lane(const dequantize_job &job, unsigned lane)
+/* Returns the value of nibble `lane` at a scale of 1. */
+QC_DEVICE float value_of_lane(const dequantize_job &job, unsigned lane)
 {
     float standard = qc_nf4_tables_of_lane(lane).code;
-    if (!job.table)
-        return __fadd_rn((float)(lane % 16), -job.zero);
     return job.w.form.code_map ? job.w.form.code_map[lane % 16] : standard;
 }
 
@@ -184,7 +197,7 @@ template <layout what> QC_DEVICE float largest_number(const dequantize_job &job,
 {
     if (what == BYTES)
         return __fmul_rn(128.0f, job.step);
-    if (what == BYTE_ROWS)
+    if (what == BYTE_ROWS || what == PACKED)
         return 128.0f;
     float m = fabsf(of_lane);
 #pragma unroll
@@ -215,18 +228,15 @@ QC_DEVICE void store_chunk(const dequantize_job &job, uint64_t at, const float v
             make_uint4(out[i], out[i + 1], out[i + 2], out[i + 3]);
 }
 
-/* Returns the nibbles of eight elements with the first one in the upper half of the first byte. */
-QC_DEVICE uint32_t high_first(const dequantize_job &job, uint32_t codes)
-{
-    return job.low_first ? (codes >> 4 & 0x0f0f0f0fu) | (codes & 0x0f0f0f0fu) << 4 : codes;
-}
-
 template <layout what, qc_dtype dtype, bool nested>
 __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
 {
     constexpr bool nibbles = what == NIBBLES;
+    constexpr unsigned words = nibbles          ? 1
+                               : what == PACKED ? 3
+                                                : 2; /* that a chunk's codes lie in */
     unsigned lane = threadIdx.x % 32;
-    float table = nibbles ? number_of_lane(job, lane) : 0.0f;
+    float table = nibbles ? value_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
     /* As long as the bound is below this, no product overflows or is a NaN, whatever the code is,
      * and the elements of the chunk need not be looked at. */
@@ -238,7 +248,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
         uint64_t base = job.first + row * job.apart;
         for (uint64_t c0 = (uint64_t)blockIdx.x * (threads_per_block * chunks_each);
              c0 < out_chunks; c0 += (uint64_t)gridDim.x * (threads_per_block * chunks_each)) {
-            uint32_t codes[chunks_each][nibbles ? 1 : 2];
+            uint32_t codes[chunks_each][words];
+            unsigned shift[chunks_each]; /* of PACKED: where the first word's bits begin */
             float scale[chunks_each];
             unsigned scale_code[chunks_each];
             float nested_scale[chunks_each];
@@ -250,10 +261,17 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 uint64_t f = base + (c < row_chunks ? c : row_chunks - 1) * chunk_elems;
                 if (nibbles) {
                     codes[u][0] = __ldg(static_cast<const uint32_t *>(job.w.codes) + f / 8);
+                } else if (what == PACKED) {
+                    uint64_t at = packed_at(job, row, f - base);
+                    const uint32_t *from = static_cast<const uint32_t *>(job.w.codes) + at / 4;
+                    shift[u] = (unsigned)(at % 4 * 8);
+                    codes[u][0] = __ldg(from);
+                    codes[u][1 % words] = shift[u] + 8 * job.bits > 32 ? __ldg(from + 1) : 0;
+                    codes[u][2 % words] = shift[u] + 8 * job.bits > 64 ? __ldg(from + 2) : 0;
                 } else {
                     uint2 v = __ldg(static_cast<const uint2 *>(job.w.codes) + f / 8);
                     codes[u][0] = v.x;
-                    codes[u][nibbles ? 0 : 1] = v.y;
+                    codes[u][1 % words] = v.y;
                 }
                 uint64_t block = scale_at<what>(job, row, f);
                 if (nested) {
@@ -274,15 +292,21 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
             for (unsigned u = 0; u < chunks_each; u++) {
                 uint64_t c = c0 + u * threads_per_block + threadIdx.x;
                 float code[chunk_elems], v[chunk_elems];
-                if (nibbles)
-                    codes[u][0] = high_first(job, codes[u][0]);
+                uint64_t bits = 0;
+                if (what == PACKED)
+                    bits = __funnelshift_r(codes[u][0], codes[u][1 % words], shift[u]) |
+                           (uint64_t)__funnelshift_r(codes[u][1 % words], codes[u][2 % words],
+                                                     shift[u])
+                               << 32;
 #pragma unroll
                 for (unsigned e = 0; e < chunk_elems; e++) {
                     uint32_t word = codes[u][nibbles ? 0 : e / 4];
                     if (nibbles)
                         code[e] = __shfl_sync(QC_ALL_LANES, table, (int)(word >> 4 * (e ^ 1)), 16);
+                    else if (what == PACKED)
+                        code[e] = number_of(job, (uint32_t)(bits >> e * job.bits));
                     else
-                        code[e] = (float)(int8_t)((word ^ job.flip) >> 8 * (e % 4));
+                        code[e] = (float)(int8_t)(word >> 8 * (e % 4));
                     v[e] = value_of<what, plain>(job, code[e], scale[u]);
                 }
                 if (!p.none) {
@@ -318,7 +342,7 @@ template <layout what, qc_dtype dtype>
 __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequantize_job job)
 {
     constexpr bool nibbles = what == NIBBLES;
-    float table = nibbles ? number_of_lane(job, threadIdx.x % 32) : 0.0f;
+    float table = nibbles ? value_of_lane(job, threadIdx.x % 32) : 0.0f;
     power p = power_of(job.exponent);
 
     for (uint64_t row = blockIdx.y; row < job.rows; row += gridDim.y)
@@ -329,13 +353,20 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
             unsigned byte = 0;
             float scale = 0.0f;
             if (c < job.cols) {
-                byte = static_cast<const uint8_t *>(job.w.codes)[nibbles ? f / 2 : f];
+                const uint8_t *codes = static_cast<const uint8_t *>(job.w.codes);
+                if (what == PACKED) { /* a code lies in one byte or two */
+                    uint64_t bit = (job.first_col + c) * job.bits;
+                    codes += (job.first_row + row) * job.row_bytes + bit / 8;
+                    byte = (codes[0] | codes[(bit % 8 + job.bits - 1) / 8] << 8) >> bit % 8;
+                } else {
+                    byte = codes[nibbles ? f / 2 : f];
+                }
                 scale = block_scale(job, scale_at<what>(job, row, f));
             }
-            bool low = (f % 2 != 0) != job.low_first;
-            float code = nibbles
-                             ? __shfl_sync(QC_ALL_LANES, table, (int)(low ? byte : byte >> 4), 16)
-                             : (float)(int8_t)(byte ^ job.flip);
+            float code =
+                nibbles ? __shfl_sync(QC_ALL_LANES, table, (int)(f % 2 != 0 ? byte : byte >> 4), 16)
+                : what == PACKED ? number_of(job, byte)
+                                 : (float)(int8_t)byte;
             float v = times(value_of<what, product>(job, code, scale), p);
             if (c < job.ld)
                 store_element<dtype>(job, row * job.ld + c, c < job.cols ? v : 0.0f, f);
@@ -354,22 +385,26 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
     bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
-    if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
-        (one || (job.cols % chunk_elems == 0 && job.apart % chunk_elems == 0 &&
-                 job.ld % chunk_elems == 0)) &&
-        qc_is_aligned(job.dst, 16) && qc_is_aligned(job.w.codes, what == NIBBLES ? 4 : 8)) {
+    uint64_t begins = what == PACKED ? job.first_col : job.first,
+             apart = what == PACKED ? 0 : job.apart;
+    if (begins % chunk_elems == 0 && job.cols >= chunk_elems &&
+        (one ||
+         (job.cols % chunk_elems == 0 && apart % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
+        qc_is_aligned(job.dst, 16) &&
+        qc_is_aligned(job.w.codes, what == NIBBLES || what == PACKED ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
         QC_TRY(qc_cuda_start("dequantize",
-                             what == BYTE_ROWS || job.w.absmax
-                                 ? dequantize_chunks<what, dtype, false>
-                                 : dequantize_chunks<what, dtype, what != BYTE_ROWS>,
+                             job.w.absmax ? dequantize_chunks<what, dtype, false>
+                                          : dequantize_chunks < what,
+                             dtype, what == NIBBLES || what == BYTES >,
                              grid_for(chunks, threads_per_block * chunks_each * chunk_elems),
                              dim3(threads_per_block), 0, s, err, chunks));
         if (!one || chunks.cols == job.cols)
             return QC_OK;
         job.first += chunks.cols;
+        job.first_col += chunks.cols;
         job.dst = static_cast<unsigned char *>(job.dst) + chunks.cols * element;
         job.cols -= chunks.cols;
         job.ld = job.cols;
@@ -419,10 +454,12 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: the result is to be %s; expected F32, F16 or BF16",
                 qc_dtype_name(dst_dtype));
-    if (of_blocks)
-        QC_TRY(qc_cuda_check_block("dequantize", w->form.block_elems, err));
-    if (!w->absmax &&
-        (!of_blocks || w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0))
+    const uint32_t block = of_blocks ? w->form.block_elems : 32;
+    if (block < 32 || block > 4096 || (block & (block - 1)) != 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "dequantize: block size: expected a power of two from 32 to 4096, found %u", block);
+    if (!w->absmax && (!of_blocks || ops->integer || w->nested_block == 0 ||
+                       (w->nested_block & (w->nested_block - 1)) != 0))
         QC_FAIL(err, QC_ERR_USAGE,
                 "dequantize: nested block size: expected a power of two, found %u",
                 of_blocks ? w->nested_block : 0u);
@@ -441,29 +478,34 @@ extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weigh
     dequantize_job job;
     memset(&job, 0, sizeof job);
     job.w = *w;
-    job.table = qc_form_is_table(ops);
-    job.low_first = ops->low_first != 0;
-    job.by_rows = !of_blocks;
-    job.zero = (float)ops->zero;
-    job.flip = ops->zero ? 0x80808080u : 0u;
     job.step = ops->step;
+    job.bits = ops->bits;
+    job.mask = (1u << ops->bits) - 1;
+    job.bias = -(float)(8388608 + ops->zero);
+    job.row_bytes = qc_form_row_bytes(&w->form);
+    job.by_rows = !of_blocks;
     job.block_shift = of_blocks ? qc_log2_of(w->form.block_elems) : 0;
     job.nested_shift = w->absmax ? 0 : qc_log2_of(w->nested_block);
     job.first = part->row * w->form.cols + part->col;
     job.first_row = part->row;
+    job.first_col = part->col;
     job.rows = rows;
     job.cols = cols;
     job.apart = w->form.cols;
     job.ld = ld;
-    if (of_blocks && ld == w->form.cols) { /* rows without gaps are one long row */
-        job.rows = 1;
+    if (of_blocks && ld == w->form.cols && !qc_form_has_gaps(&w->form)) {
+        job.rows = 1; /* rows without gaps are one long row */
         job.cols = rows * ld;
         job.ld = job.cols;
+        job.first_row = 0;
+        job.first_col = job.first;
     }
     job.dst = dst;
     job.exponent = exponent;
     job.overflow = overflow;
-    if (ops->bits == 4)
+    if (ops->low_first)
+        return launch_dtype<PACKED>(job, dst_dtype, s, err);
+    if (qc_form_is_table(ops))
         return launch_dtype<NIBBLES>(job, dst_dtype, s, err);
     return of_blocks ? launch_dtype<BYTES>(job, dst_dtype, s, err)
                      : launch_dtype<BYTE_ROWS>(job, dst_dtype, s, err);

@@ -26,6 +26,7 @@ struct qc_cuda_feedback {
 /* Holds what kernels take of a form: names and meanings are those of quant/quant_form.h. */
 typedef struct {
     int table; /* qc_form_is_table */
+    int few;   /* codes of up to 4 bits, whose scales have factors of their own */
     int by_rows, integer, signed_scales, step_last;
     float lowest, highest, span, step;
     float reach; /* qc_form_reach */
@@ -203,10 +204,10 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_args *a,
                                           qc_cuda_stream s, qc_error *err);
 
-/* Writes the codes to out as the form stores them; a nibble without a code gets that of 0. */
-QC_NODISCARD qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes,
-                                         uint64_t elems, uint8_t *out, qc_cuda_stream s,
-                                         qc_error *err);
+/* Writes the codes of whole rows (form->cols) to out as the form stores them; a nibble of NF4
+ * without a code gets that of 0. */
+QC_NODISCARD qc_status qc_cuda_rows_pack(const qc_form *form, const int8_t *codes, uint64_t elems,
+                                         uint8_t *out, qc_cuda_stream s, qc_error *err);
 
 /* ---- cuda_feedback_outputs.cu: step 4 of quant/error_feedback_outputs.c, with its names ---- */
 

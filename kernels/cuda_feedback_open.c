@@ -17,6 +17,7 @@ qc_cuda_form qc_cuda_form_of(const qc_form *form)
 {
     const qc_form_ops *o = form->ops;
     return (qc_cuda_form){.table = qc_form_is_table(o),
+                          .few = o->bits <= 4,
                           .by_rows = qc_form_by_rows(form),
                           .integer = o->integer,
                           .signed_scales = o->signed_scales,

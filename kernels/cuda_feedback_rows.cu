@@ -277,24 +277,35 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* Says how codes are stored. */
+/* Says how the codes of a row are stored. */
 struct storing {
-    int bits, low_first;
+    unsigned bits;
+    bool low_first;
     int add;  /* to a code as it is kept here */
-    int fill; /* the code of 0 */
+    int fill; /* what comes after the last one */
+    uint64_t cols, row_bytes;
 };
 
+/* Returns code k of the row, as it is stored. */
+QC_DEVICE unsigned stored_code(const storing &how, const int8_t *codes, uint64_t k)
+{
+    return (k < how.cols ? (unsigned)(codes[k] + how.add) : (unsigned)how.fill) &
+           ((1u << how.bits) - 1);
+}
+
+/* A thread has a byte, in which one code or several lie, the first and the last perhaps in part. */
 __global__ void __launch_bounds__(threads_per_block)
-    pack(const storing how, const int8_t *codes, uint64_t elems, uint64_t bytes, uint8_t *out)
+    pack(const storing how, const int8_t *codes, uint64_t bytes, uint8_t *out)
 {
     for (uint64_t i = thread_index(); i < bytes; i += threads_of_grid()) {
-        if (how.bits == 8) {
-            out[i] = (uint8_t)(codes[i] + how.add);
-            continue;
-        }
-        int first = codes[2 * i] + how.add;
-        int second = 2 * i + 1 < elems ? codes[2 * i + 1] + how.add : how.fill;
-        out[i] = (uint8_t)(how.low_first ? second << 4 | first : first << 4 | second);
+        const uint64_t row = i / how.row_bytes, bit = i % how.row_bytes * 8;
+        const int8_t *from = codes + row * how.cols;
+        uint64_t k = bit / how.bits;
+        const unsigned cut = (unsigned)(bit - k * how.bits);
+        unsigned byte = stored_code(how, from, k) >> cut;
+        for (unsigned have = how.bits - cut; have < 8; have += how.bits)
+            byte |= stored_code(how, from, ++k) << have;
+        out[i] = (uint8_t)(how.low_first ? byte : byte << 4 | (byte >> 4 & 15u));
     }
 }
 
@@ -508,12 +519,18 @@ qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_arg
     return start("cuda_feedback refit", refit, p->rows, warps_per_block, s, err, *p, *a);
 }
 
-qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes, uint64_t elems,
-                            uint8_t *out, qc_cuda_stream s, qc_error *err)
+qc_status qc_cuda_rows_pack(const qc_form *form, const int8_t *codes, uint64_t elems, uint8_t *out,
+                            qc_cuda_stream s, qc_error *err)
 {
-    const storing how = {(int)form->bits, form->low_first, qc_form_is_table(form) ? 0 : form->zero,
-                         form->zero};
-    const uint64_t bytes = form->bits == 4 ? elems / 2 + elems % 2 : elems;
-    return start("cuda_feedback pack", pack, bytes, threads_per_block, s, err, how, codes, elems,
-                 bytes, out);
+    const qc_form_ops *ops = form->ops;
+    const bool table = qc_form_is_table(ops), gaps = qc_form_has_gaps(form);
+    const uint64_t bytes = qc_form_code_bytes(form, elems);
+    const storing how = {ops->bits,
+                         ops->low_first || ops->bits == 8,
+                         table ? 0 : ops->zero,
+                         ops->words ? 0 : ops->zero,
+                         gaps ? form->cols : elems,
+                         gaps ? qc_form_row_bytes(form) : bytes};
+    return start("cuda_feedback pack", pack, bytes, threads_per_block, s, err, how, codes, bytes,
+                 out);
 }

@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
     static constexpr float nf4_wide[] = {QC_FEEDBACK_NF4_WIDE_FACTORS};
     static constexpr float int8[] = {QC_FEEDBACK_INT8_FACTORS};
     const bool either_sign = s.form.signed_scales;
-    const unsigned count = !either_sign ? sizeof int8 / sizeof *int8
-                           : s.wide     ? sizeof nf4_wide / sizeof *nf4_wide
-                                        : sizeof nf4 / sizeof *nf4;
+    const unsigned count = !s.form.few ? sizeof int8 / sizeof *int8
+                           : s.wide    ? sizeof nf4_wide / sizeof *nf4_wide
+                                       : sizeof nf4 / sizeof *nf4;
     const unsigned tries = either_sign ? 2 * count : count;
     /* Both teams of a warp go round equally often. */
     const uint64_t pairs = (s.blocks + 1) / 2 * 2;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
 #pragma unroll 1
         for (unsigned j = 0; j < tries; j++) {
             const unsigned k = either_sign ? j / 2 : j;
-            const float factor = !either_sign ? int8[k] : s.wide ? nf4_wide[k] : nf4[k];
+            const float factor = !s.form.few ? int8[k] : s.wide ? nf4_wide[k] : nf4[k];
             const float reached = __fmul_rn(largest, factor), size = scale_of(s, reached);
             const float scale = either_sign && j % 2 ? -size : size;
             const double e = error_of(s, p, scale, qc_form_inverse(s.form, scale));

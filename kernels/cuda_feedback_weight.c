@@ -463,7 +463,7 @@ static qc_status calibrated(job *j, qc_error *err)
         QC_TRY(sweep(j, &changed, err));
     QC_TRY(clear_traces(j, err));
     QC_TRY(trace(j, j->d.e, 2, err));
-    QC_TRY(qc_cuda_rows_pack(j->form->ops, j->d.codes, elems, packed, s, err));
+    QC_TRY(qc_cuda_rows_pack(j->form, j->d.codes, elems, packed, s, err));
     QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + qc_form_code_bytes(j->form, j->first * j->n),
                            packed, qc_form_code_bytes(j->form, elems), s, err));
     QC_TRY(qc_cuda_to_host(o->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));

@@ -490,40 +490,32 @@ qc_status launch(block_job job, const char *what, qc_cuda_stream s, qc_error *er
 }
 
 template <bool nf4>
-qc_status quantize(const qc_cuda_blocks *a, const char *what, qc_cuda_stream s, qc_error *err)
+qc_status quantize(const block_job &job, qc_dtype dtype, const char *what, qc_cuda_stream s,
+                   qc_error *err)
 {
-    uint32_t b = a->block_elems;
-    QC_TRY(qc_cuda_check_block(what, b, err));
-    QC_TRY(qc_cuda_check_source(what, a->dtype, err));
-    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
-    if (a->n == 0)
-        return QC_OK;
-    block_job job;
-    memset(&job, 0, sizeof job);
-    job.src = a->src;
-    job.n = a->n;
-    job.block_elems = b;
-    job.codes = static_cast<unsigned char *>(a->codes);
-    job.absmax = a->absmax;
-    job.errors = reinterpret_cast<float4 *>(a->errors);
-    job.bad = a->bad;
-    job.blocks = a->n / b + (a->n % b != 0);
-    if (a->dtype == QC_DTYPE_F32)
+    if (dtype == QC_DTYPE_F32)
         return launch<nf4, QC_DTYPE_F32>(job, what, s, err);
-    if (a->dtype == QC_DTYPE_F16)
+    if (dtype == QC_DTYPE_F16)
         return launch<nf4, QC_DTYPE_F16>(job, what, s, err);
     return launch<nf4, QC_DTYPE_BF16>(job, what, s, err);
 }
 
 } // namespace
 
-extern "C" qc_status qc_cuda_nf4_quantize(const qc_cuda_blocks *a, qc_cuda_stream s, qc_error *err)
+extern "C" qc_status qc_cuda_absmax_blocks(const qc_cuda_quantize_job *a, qc_cuda_stream s,
+                                           qc_error *err)
 {
-    return quantize<true>(a, "nf4_quantize", s, err);
-}
-
-extern "C" qc_status qc_cuda_int8_blocks_quantize(const qc_cuda_blocks *a, qc_cuda_stream s,
-                                                  qc_error *err)
-{
-    return quantize<false>(a, "int8_blocks_quantize", s, err);
+    block_job job;
+    memset(&job, 0, sizeof job);
+    job.src = a->src;
+    job.n = a->n;
+    job.block_elems = a->form.block_elems;
+    job.codes = static_cast<unsigned char *>(a->codes);
+    job.absmax = a->absmax;
+    job.errors = static_cast<float4 *>(a->sums);
+    job.bad = a->bad;
+    job.blocks = qc_form_scales(&a->form, a->n);
+    if (qc_form_is_table(a->form.ops))
+        return quantize<true>(job, a->dtype, "nf4_quantize", s, err);
+    return quantize<false>(job, a->dtype, "int8_blocks_quantize", s, err);
 }

@@ -105,24 +105,6 @@ template <> struct qc_source<QC_DTYPE_BF16> {
     }
 };
 
-/* These return QC_ERR_USAGE unless the sources of the kernels can have this type, or their blocks
- * this size. */
-static inline qc_status qc_cuda_check_source(const char *what, qc_dtype dtype, qc_error *err)
-{
-    if (dtype != QC_DTYPE_F32 && dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: the source is %s; expected F32, F16 or BF16", what,
-                qc_dtype_name(dtype));
-    return QC_OK;
-}
-
-static inline qc_status qc_cuda_check_block(const char *what, uint32_t elems, qc_error *err)
-{
-    if (elems < 32 || elems > 4096 || (elems & (elems - 1)) != 0)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: block size: expected a power of two from 32 to 4096, found %u", what, elems);
-    return QC_OK;
-}
-
 QC_DEVICE uint32_t qc_magnitude(float x)
 {
     return __float_as_uint(x) & 0x7fffffffu;

@@ -283,23 +283,17 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
 
 } // namespace
 
-extern "C" qc_status qc_cuda_int8_rows_quantize(const qc_cuda_rows *a, qc_cuda_stream s,
-                                                qc_error *err)
+extern "C" qc_status qc_cuda_absmax_rows(const qc_cuda_quantize_job *a, qc_cuda_stream s,
+                                         qc_error *err)
 {
-    QC_TRY(qc_cuda_check_source("int8_rows_quantize", a->dtype, err));
-    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
-    if (a->rows == 0)
-        return QC_OK;
-    if (a->cols == 0) /* the absmax of nothing is 0 */
-        return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
     row_job job;
     memset(&job, 0, sizeof job);
     job.src = a->src;
-    job.rows = a->rows;
-    job.cols = a->cols;
-    job.codes = reinterpret_cast<unsigned char *>(a->codes);
-    job.scb = a->scb;
-    job.errors = reinterpret_cast<float4 *>(a->errors);
+    job.rows = a->n / a->form.cols;
+    job.cols = a->form.cols;
+    job.codes = static_cast<unsigned char *>(a->codes);
+    job.scb = a->absmax;
+    job.errors = static_cast<float4 *>(a->sums);
     job.bad = a->bad;
     if (a->dtype == QC_DTYPE_F32)
         return launch<QC_DTYPE_F32>(job, s, err);

@@ -21,7 +21,7 @@
  * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low, so c[k] or c[k + 1]
  * is the nearest of all values, even where a threshold is an ulp off the middle. y is clamped to
  * +-1 first, which changes no code. */
-#include "kernels/cuda_scale_search.h"
+#include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_internal.h"
 #include "kernels/cuda_scale_search_internal.cuh"
@@ -55,17 +55,16 @@ struct group_shared {
 };
 
 struct search_job {
-    qc_cuda_search_blocks_job a;
+    qc_cuda_quantize_job a;
     uint64_t blocks;
     uint32_t chunks;      /* how many a block has */
     uint32_t window;      /* how many codes of double quantization, or scales, are tried */
     uint32_t refit_count; /* 0 for ONCE */
     bool screened;        /* whether the screen finds targets */
     uint32_t list;        /* of the screen and its factors */
-    float lowest, highest, span, step; /* as in qc_form_ops */
-    int zero;
-    bool integer, four_bits; /* of integers, codes of 4 bits are low first */
-    qc_integer_scales scales;
+    float span;           /* as in qc_form_ops */
+    bool integer, by_absmax;
+    qc_integers how; /* of evenly spaced codes */
 };
 
 /* The block that a team has. */
@@ -284,15 +283,9 @@ QC_DEVICE float integer_scale(const search_job &job, float absmax, float target,
 {
     const qc_cuda_search_tables *t = job.a.tables;
     if (!job.screened)
-        return qc_integer_scale(job.scales, t, t->int8_steps, absmax, j);
+        return qc_integer_scale(job.how, absmax, t->steps[0][job.how.bits - 2][j]);
     float s = __fmul_rn(fabsf(target), t->int4_steps[j]);
-    return copysignf(qc_round_scale(job.scales.dtype, s), target);
-}
-
-/* Returns the number of the code nearest to y, where codes are evenly spaced. */
-QC_DEVICE float nearest_number(const search_job &job, float y)
-{
-    return fminf(fmaxf(qc_round_even(y), job.lowest), job.highest);
+    return copysignf(qc_round_scale(job.how.scale_dtype, s), target);
 }
 
 /* Sums r^2 for a few candidates. Candidate first + j uses the inverse of lane first + j, and that
@@ -316,7 +309,8 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
 #pragma unroll
             for (int j = 0; j < together; j++) {
                 float y = __fmul_rn(held->x[e], of[j]);
-                float r = table ? qc_nf4_residue(values, y) : __fadd_rn(y, -nearest_number(job, y));
+                float r = table ? qc_nf4_residue(values, y)
+                                : __fadd_rn(y, -qc_nearest_number(job.how, y));
                 sum[j] = __fmaf_rn(r, r, sum[j]);
             }
     }
@@ -337,7 +331,7 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     float lift = lift_of(absmax), lifted = __fmul_rn(s, lift), size = fabsf(lifted);
     float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
     bool usable = l < count && p.n > 0 && absmax != 0.0f &&
-                  __fmul_rn(size, job.scales.reach) >= least && is_finite(size);
+                  __fmul_rn(size, job.how.reach) >= least && is_finite(size);
     float inv = usable ? inverse_of(job, lifted) : 0.0f, rr = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < (int)count; first += together)
@@ -372,17 +366,18 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
                         const place &p, unsigned b, unsigned l, const qc_nf4_values &values,
                         elements<chunk> *held)
 {
-    const float *steps = table ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
+    const float *steps = table ? job.a.tables->nf4_steps : job.a.tables->steps[0][6];
     float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
-    if (job.a.by_absmax) {
-        best.s = qc_integer_scale_of(job.scales, absmax);
+    if (job.by_absmax) {
+        best.s = qc_integer_scale_of(job.how, absmax);
         best.usable = true;
         return best;
     }
     if (job.integer)
-        best.s = integer_scale(job, absmax, t, 0);
-    if (job.a.nested) {
+        best.s = t == 0.0f ? qc_round_scale(job.how.scale_dtype, 0.0f)
+                           : integer_scale(job, absmax, t, 0);
+    if (job.a.form.nested) {
         best.code = nearest_code(shared, g, t);
         best.s = scale_of(shared, g, best.code);
     }
@@ -394,14 +389,14 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
             /* The other team of the warp may have a second target where this one has none. */
             some.n = t != 0.0f ? p.n : 0;
         }
-        uint32_t start = job.a.nested ? window_start(shared, g, t, job.window) : 0;
+        uint32_t start = job.a.form.nested ? window_start(shared, g, t, job.window) : 0;
 #pragma unroll 1
         for (uint32_t done = 0; done < job.window; done += 16) {
             uint32_t left = job.window - done, count = left < 16 ? left : 16;
             uint32_t first = start + done, mine = first + (l < count ? l : 0);
-            float s = job.a.nested  ? scale_of(shared, g, mine)
-                      : job.integer ? integer_scale(job, absmax, t, mine)
-                                    : __fmul_rn(table ? t : absmax, steps[mine]);
+            float s = job.a.form.nested ? scale_of(shared, g, mine)
+                      : job.integer     ? integer_scale(job, absmax, t, mine)
+                                        : __fmul_rn(table ? t : absmax, steps[mine]);
             try_scales<table, chunk>(job, some, l, absmax, s, count, first, values, held, &best);
         }
     }
@@ -421,7 +416,7 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
     bool counted = shared.target[b] != 0.0f;
     float inv = coded ? inverse_of(job, __fmul_rn(best.s, lift)) : 0.0f;
     unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
-    float largest = 0.0f, unit = job.a.by_absmax ? __frcp_rn(best.s) : 0.0f, rr = 0.0f, yy = 0.0f;
+    float largest = 0.0f, unit = job.by_absmax ? __frcp_rn(best.s) : 0.0f, rr = 0.0f, yy = 0.0f;
     uint32_t index = 0;
     for (uint32_t c = 0; c < job.chunks; c++) {
         if (job.chunks > 1)
@@ -439,17 +434,12 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
                 if (l % 2 == 0 && i < p.n)
                     codes[(p.begin + i) / 2] = (unsigned char)(code << 4 | odd);
             } else {
-                float q = nearest_number(job, y);
-                value = __fmul_rn(q, job.step);
-                uint32_t code = (uint32_t)((int)q + job.zero);
-                uint32_t odd = __shfl_xor_sync(QC_ALL_LANES, code, 1);
-                if (job.four_bits && l % 2 == 0 && i < p.n)
-                    codes[(p.begin + i) / 2] = (unsigned char)(odd << 4 | code);
-                if (!job.four_bits && i < p.n)
-                    codes[p.begin + i] = (unsigned char)code;
+                float q = qc_nearest_number(job.how, y);
+                value = __fmul_rn(q, job.how.step);
+                qc_put_codes(job.how, codes + p.begin / 8 * job.how.bits, p.n, i - l, l, q);
             }
             float off = __fadd_rn(x, -__fmul_rn(value, best.s)), error = fabsf(off);
-            if (job.a.by_absmax) {
+            if (job.by_absmax) {
                 float r = __fmul_rn(off, unit), z = __fmul_rn(x, unit);
                 rr = __fmaf_rn(r, r, rr);
                 yy = __fmaf_rn(z, z, yy);
@@ -474,15 +464,15 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
     if (l != 0 || p.n == 0)
         return;
     job.a.absmax[block] = best.s;
-    if (job.a.nested)
+    if (job.a.form.nested)
         job.a.absmax_codes[block] = (uint8_t)best.code;
     qc_search_sum sum = {counted ? best.error : 0.0, counted ? shared.xx[b] : 0.0, largest, index};
-    if (job.a.by_absmax) {
+    if (job.by_absmax) {
         double s2 = __dmul_rn((double)best.s, (double)best.s);
         sum.ee = __dmul_rn((double)rr, s2);
         sum.xx = __dmul_rn((double)yy, s2);
     }
-    job.a.sums[block] = sum;
+    static_cast<qc_search_sum *>(job.a.sums)[block] = sum;
 }
 
 /* ---- a group --------------------------------------------------------------------------------- */
@@ -491,9 +481,9 @@ QC_DEVICE place place_of(const search_job &job, uint64_t block)
 {
     place p = {0, 0};
     if (block < job.blocks) {
-        p.begin = block * job.a.block_elems;
+        p.begin = block * job.a.form.block_elems;
         uint64_t left = job.a.n - p.begin;
-        p.n = left < job.a.block_elems ? (uint32_t)left : job.a.block_elems;
+        p.n = left < job.a.form.block_elems ? (uint32_t)left : job.a.form.block_elems;
     }
     return p;
 }
@@ -504,7 +494,7 @@ QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsign
     unsigned b = threadIdx.x;
     uint32_t bits = 0;
     if (b < count && shared.target[b] != 0.0f)
-        bits = qc_magnitude(__fadd_rn(shared.target[b], -job.a.offset));
+        bits = qc_magnitude(__fadd_rn(shared.target[b], -job.a.form.offset));
     atomicMax(&shared.largest, bits);
     __syncthreads();
     float largest = __uint_as_float(shared.largest);
@@ -565,7 +555,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
         for (unsigned b = team; b / 2 * 2 < count; b += teams) /* whole warps */
             find_target<table, chunk>(job, shared, place_of(job, first + b), b, l);
         __syncthreads();
-        float nested_absmax = job.a.nested ? group_absmax(job, shared, count) : 0.0f;
+        float nested_absmax = job.a.form.nested ? group_absmax(job, shared, count) : 0.0f;
         /* With REFIT there is a round for the error of each; the last round is for codes. */
 #pragma unroll 1
         for (uint32_t round = 0; round <= job.refit_count; round++) {
@@ -575,8 +565,8 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
                 scale = __fmul_rn(nested_absmax, job.a.tables->refits[round]);
             else if (job.refit_count > 0)
                 scale = best_refit(job, shared, count, nested_absmax);
-            lattice g = make_lattice(scale, job.a.offset);
-            if (last && job.a.nested && threadIdx.x == 0)
+            lattice g = make_lattice(scale, job.a.form.offset);
+            if (last && job.a.form.nested && threadIdx.x == 0)
                 job.a.nested_absmax[group] = scale;
             for (unsigned b = team; b / 2 * 2 < count; b += teams) {
                 place p = place_of(job, first + b);
@@ -589,7 +579,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
                         shared.error[round][b] = best.error;
                     continue;
                 }
-                if (job.a.nested && shared.target[b] == 0.0f) {
+                if (job.a.form.nested && shared.target[b] == 0.0f) {
                     best.code = nearest_code(shared, g, 0.0f);
                     best.s = scale_of(shared, g, best.code);
                 }
@@ -603,7 +593,7 @@ template <bool table, int chunk> qc_status launch(search_job job, qc_cuda_stream
 {
     uint64_t groups = (job.blocks + group_blocks - 1) / group_blocks;
     unsigned most = QC_GRID_MOST < grid_most ? QC_GRID_MOST : grid_most;
-    job.chunks = job.a.block_elems / (16 * chunk);
+    job.chunks = job.a.form.block_elems / (16 * chunk);
     QC_TRY(qc_cuda_keep_resident(search_groups<table, chunk>, sizeof(group_shared), resident,
                                  "search_blocks", err));
     return qc_cuda_start("search_blocks", search_groups<table, chunk>,
@@ -614,50 +604,31 @@ template <bool table, int chunk> qc_status launch(search_job job, qc_cuda_stream
 template <bool table>
 qc_status launch_by_size(const search_job &job, qc_cuda_stream s, qc_error *err)
 {
-    if (job.a.block_elems == 32)
+    if (job.a.form.block_elems == 32)
         return launch<table, 2>(job, s, err);
-    if (job.a.block_elems == 64)
+    if (job.a.form.block_elems == 64)
         return launch<table, 4>(job, s, err);
     return launch<table, 8>(job, s, err);
 }
 
 } // namespace
 
-extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, qc_cuda_stream s,
+extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_quantize_job *a, qc_cuda_stream s,
                                            qc_error *err)
 {
-    uint32_t b = a->block_elems;
-    QC_TRY(qc_cuda_check_block("search_blocks", b, err));
-    QC_TRY(qc_cuda_check_source("search_blocks", a->dtype, err));
-    if (a->by_absmax && (!a->form->integer || b > 1024))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "search_blocks: only integers in blocks of up to 1024 elements take absmax as "
-                "their scale; search the scales of all others");
-    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
-    if (a->n == 0)
-        return QC_OK;
-    const qc_cuda_search_limits limits = qc_cuda_search_limits_get();
-    const bool table = qc_form_is_table(a->form);
+    const qc_cuda_search_limits limits = qc_cuda_search_limits_of(a);
     search_job job;
     job.a = *a;
-    job.blocks = a->n / b + (a->n % b != 0);
+    job.blocks = qc_form_scales(&a->form, a->n);
     job.chunks = 1;
-    job.list = qc_cuda_search_list(a->form, b);
-    job.screened = job.list < QC_CUDA_SEARCH_LISTS && !a->by_absmax;
-    job.refit_count = a->nested && a->refit ? limits.refit_count : 0;
-    if (!a->nested)
-        job.window = table ? limits.nf4_step_count : job.screened ? limits.int4_step_count : 16;
-    else if (a->refit)
-        job.window = table ? limits.nf4_wide : limits.int8_wide;
-    else
-        job.window = table ? limits.nf4_window : limits.int8_window;
-    job.lowest = (float)a->form->lowest;
-    job.highest = (float)a->form->highest;
-    job.span = a->form->span;
-    job.step = a->form->step;
-    job.zero = a->form->zero;
-    job.integer = a->form->integer;
-    job.four_bits = a->form->bits == 4;
-    job.scales = qc_integer_scales_of(a->form, a->scale_dtype);
-    return table ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
+    job.window = limits.tried;
+    job.refit_count = limits.refit_count;
+    job.list = limits.list;
+    job.screened = limits.list < QC_CUDA_SEARCH_LISTS;
+    job.span = a->form.ops->span;
+    job.integer = a->form.ops->integer;
+    job.by_absmax = !a->searched;
+    job.how = qc_integers_of(&a->form);
+    return qc_form_is_table(a->form.ops) ? launch_by_size<true>(job, s, err)
+                                         : launch_by_size<false>(job, s, err);
 }

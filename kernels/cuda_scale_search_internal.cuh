@@ -3,8 +3,8 @@
 #ifndef QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 #define QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 
+#include "kernels/cuda_quantize.h"
 #include "kernels/cuda_quantize_internal.cuh"
-#include "kernels/cuda_scale_search.h"
 
 /* dtype is F32, F16 or BF16, and the same in all threads. */
 QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
@@ -37,17 +37,63 @@ QC_DEVICE float qc_int8_nearest(float y)
     return fminf(fmaxf(qc_round_even(y), -127.0f), 127.0f);
 }
 
-/* Says how the scales of integers are made; the host fills it. */
-struct qc_integer_scales {
-    qc_dtype dtype;
-    bool either_sign;
+/* What integers are made of, and how their scales are; the host fills it. The names are those of
+ * qc_form_ops. */
+struct qc_integers {
+    float lowest, highest, step;
+    int zero;
+    unsigned bits;
+    bool words;
+    qc_dtype scale_dtype;
     float reach; /* qc_form_reach */
 };
 
-static inline qc_integer_scales qc_integer_scales_of(const qc_form_ops *form, qc_dtype dtype)
+static inline qc_integers qc_integers_of(const qc_form *form)
 {
-    qc_integer_scales s = {dtype, form->signed_scales != 0, qc_form_reach(form)};
+    const qc_form_ops *ops = form->ops;
+    qc_integers s = {(float)ops->lowest, (float)ops->highest, ops->step,
+                     ops->zero,          ops->bits,           ops->words != 0,
+                     form->scale_dtype,  qc_form_reach(ops)};
     return s;
+}
+
+/* Returns the number of the code nearest to y, where codes are evenly spaced. */
+QC_DEVICE float qc_nearest_number(const qc_integers &how, float y)
+{
+    return fminf(fmaxf(qc_round_even(y), how.lowest), how.highest);
+}
+
+/* Writes the code of number q to element at + l of a block or run of n elements, whose codes begin
+ * at `to`. Lane l of a team has that element; the lanes of a warp call it together, and `at` is a
+ * multiple of 16.
+ *
+ * 16 codes fill 2 * bits bytes, and lane l writes byte l. Four codes meet in every fourth lane. A
+ * byte begins within four of them, and ends within these or the next four. Bits behind the last
+ * code are 0, up to the end of its word where rows begin with words. */
+QC_DEVICE void qc_put_codes(const qc_integers &how, unsigned char *to, uint32_t n, uint32_t at,
+                            unsigned l, float q)
+{
+    const uint32_t bits = how.bits, wide = 4 * bits;
+    uint32_t code = at + l < n ? (uint32_t)((int)q + how.zero) : 0;
+    if (bits == 8) {
+        if (at + l < n)
+            to[at + l] = (unsigned char)code;
+        return;
+    }
+    code |= __shfl_down_sync(QC_ALL_LANES, code, 1, 16) << bits;
+    code |= __shfl_down_sync(QC_ALL_LANES, code, 2, 16) << 2 * bits;
+    const uint32_t begin = l < 2 * bits ? 8 * l : 0;
+    const uint32_t four = (begin >= wide) + (begin >= 2 * wide) + (begin >= 3 * wide);
+    const uint32_t inside = begin - four * wide;
+    uint32_t value = __shfl_sync(QC_ALL_LANES, code, (int)(4 * four), 16) >> inside;
+    const uint32_t next = __shfl_sync(QC_ALL_LANES, code, (int)(4 * four + 4) % 16, 16);
+    value = four < 3 ? value | next << (wide - inside) : value;
+    const uint32_t byte = at / 8 * bits + l;
+    const uint32_t end = how.words ? (n * bits + 31) / 32 * 4 : (n * bits + 7) / 8;
+    if (l < 2 * bits && byte < end)
+        to[byte] = (unsigned char)value;
+    else if (at < n && at + 16 >= n && byte < end)
+        to[byte] = 0;
 }
 
 /* Rounds as qc_int_round_scale does, for s >= 0. */
@@ -61,21 +107,18 @@ QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
     return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), f16 ? 65504.0f : 0x1.fep120f);
 }
 
-/* Returns candidate j as qc_search_integer_scales has it; steps are those of 8 bits. */
-QC_DEVICE float qc_integer_scale(const qc_integer_scales &scales, const qc_cuda_search_tables *t,
-                                 const float *steps, float absmax, uint32_t j)
+/* Returns an integer's scale for a factor of absmax, which has the scale's sign. */
+QC_DEVICE float qc_integer_scale(const qc_integers &how, float absmax, float factor)
 {
-    float factor = scales.either_sign ? t->int4_row_factor[j / 2] : steps[j];
-    float s = __fdiv_rn(__fmul_rn(absmax, factor), scales.reach);
-    s = qc_round_scale(scales.dtype, s);
-    return scales.either_sign && j % 2 ? -s : s;
+    float s = __fdiv_rn(__fmul_rn(absmax, fabsf(factor)), how.reach);
+    return copysignf(qc_round_scale(how.scale_dtype, s), factor);
 }
 
 /* Does what qc_int_scale does. */
-QC_DEVICE float qc_integer_scale_of(const qc_integer_scales &scales, float absmax)
+QC_DEVICE float qc_integer_scale_of(const qc_integers &how, float absmax)
 {
-    float middle = scales.either_sign ? __fadd_rn(scales.reach, -0.5f) : scales.reach;
-    return qc_round_scale(scales.dtype, __fdiv_rn(absmax, middle));
+    float middle = __fmul_rn(__fadd_rn(how.highest, -how.lowest), 0.5f);
+    return qc_round_scale(how.scale_dtype, __fdiv_rn(absmax, middle));
 }
 
 /* Lane l of a warp keeps code value l % 16, the one above it, and the threshold between them. */

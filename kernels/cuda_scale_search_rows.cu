@@ -10,7 +10,6 @@
  * source, rounded. Where scales are those of the largest values, the second
  * reading is left out. */
 #include "kernels/cuda_quantize.h"
-#include "kernels/cuda_scale_search.h"
 
 #include "kernels/cuda_internal.h"
 #include "kernels/cuda_scale_search_internal.cuh"
@@ -31,12 +30,11 @@ struct row_shared {
 };
 
 struct row_job {
-    qc_cuda_search_rows_job a;
-    uint64_t runs;               /* how many a row has */
-    float lowest, highest, step; /* as in qc_form_ops */
-    int zero;
-    bool four_bits; /* low first */
-    qc_integer_scales scales;
+    qc_cuda_quantize_job a;
+    uint64_t rows, cols;
+    uint64_t runs;      /* how many a row has */
+    uint64_t row_bytes; /* from the codes of a row to those of the next */
+    qc_integers how;
 };
 
 /* The run that a team has. */
@@ -50,9 +48,9 @@ QC_DEVICE row_run run_of(const row_job &job, uint64_t row, uint64_t run)
 {
     row_run r = {0, run, 0};
     if (run < job.runs) {
-        uint64_t left = job.a.cols - run * run_elems;
+        uint64_t left = job.cols - run * run_elems;
         r.n = left < run_elems ? (uint32_t)left : run_elems;
-        r.begin = row * job.a.cols + run * run_elems;
+        r.begin = row * job.cols + run * run_elems;
     }
     return r;
 }
@@ -81,9 +79,8 @@ template <bool integer> QC_DEVICE bool is_bad(float x)
 /* Returns candidate j. */
 template <bool integer> QC_DEVICE float scale_of(const row_job &job, float absmax, unsigned j)
 {
-    const float *steps = job.a.tables->row_steps;
-    return integer ? qc_integer_scale(job.scales, job.a.tables, steps, absmax, j)
-                   : __fmul_rn(absmax, steps[j]);
+    const float factor = job.a.tables->steps[1][job.how.bits - 2][j];
+    return integer ? qc_integer_scale(job.how, absmax, factor) : __fmul_rn(absmax, factor);
 }
 
 template <bool integer> QC_DEVICE float inverse_of(float s)
@@ -94,7 +91,7 @@ template <bool integer> QC_DEVICE float inverse_of(float s)
 /* Returns the number of the code nearest to y. */
 template <bool integer> QC_DEVICE float nearest(const row_job &job, float y)
 {
-    return integer ? fminf(fmaxf(qc_round_even(y), job.lowest), job.highest) : qc_int8_nearest(y);
+    return integer ? qc_nearest_number(job.how, y) : qc_int8_nearest(y);
 }
 
 /* Returns the largest magnitude that this lane has seen in the team's run, as float bits. Reports
@@ -130,6 +127,7 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
             of[j] = __shfl_sync(QC_ALL_LANES, inv, (int)(first + j), 16);
             sum[j] = 0.0f;
         }
+#pragma unroll 4
         for (uint32_t i = l; i < r.n; i += 16) {
             float h = seen<integer>(element(job, r, i));
 #pragma unroll
@@ -156,33 +154,25 @@ QC_DEVICE float best_scale(const row_shared &shared)
     return shared.scale[best];
 }
 
-/* Writes the code of element i, whose number is q. */
-template <bool integer>
-QC_DEVICE void put_code(const row_job &job, const row_run &r, uint32_t i, float q, float inv)
-{
-    unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
-    int code = (int)q + job.zero;
-    if (!integer || !job.four_bits) {
-        codes[r.begin + i] = (unsigned char)code;
-        return;
-    }
-    if (i % 2)
-        return;
-    int odd = (int)nearest<integer>(job, __fmul_rn(element(job, r, i + 1), inv)) + job.zero;
-    codes[(r.begin + i) / 2] = (unsigned char)(odd << 4 | code);
-}
-
 template <bool integer>
 QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, unsigned l, float scb)
 {
+    unsigned char *codes = static_cast<unsigned char *>(job.a.codes) + row * job.row_bytes +
+                           r.run * (run_elems / 8) * job.how.bits;
     float inv = inverse_of<integer>(scb);
     float ee = 0.0f, xx = 0.0f, most = 0.0f;
-    uint32_t column = 0;
-    for (uint32_t i = l; i < r.n; i += 16) {
+    uint32_t column = 0, other_n = __shfl_xor_sync(QC_ALL_LANES, r.n, 16);
+    /* Both teams of a warp put their codes together. */
+    const uint32_t steps = r.n > other_n ? r.n : other_n;
+    for (uint32_t at = 0; at < steps; at += 16) {
+        const uint32_t i = at + l;
         float x = element(job, r, i);
         float q = nearest<integer>(job, __fmul_rn(seen<integer>(x), inv));
-        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), job.step));
-        put_code<integer>(job, r, i, q, inv);
+        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), job.how.step));
+        if (integer)
+            qc_put_codes(job.how, codes, r.n, at, l, q);
+        else if (i < r.n)
+            codes[i] = (unsigned char)(int)q;
         column = fabsf(e) > most ? i : column;
         most = fmaxf(most, fabsf(e));
         if (integer) { /* in units of the scale */
@@ -204,7 +194,7 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
         }
     }
     if (r.n > 0 && l == 0)
-        reinterpret_cast<float4 *>(job.a.errors)[row * job.runs + r.run] =
+        reinterpret_cast<float4 *>(job.a.sums)[row * job.runs + r.run] =
             make_float4(ee, xx, most, __uint_as_float(column));
 }
 
@@ -213,8 +203,8 @@ template <bool integer>
 QC_DEVICE float find_scale(const row_job &job, row_shared &shared, uint64_t row, float absmax)
 {
     unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
-    if (integer && (job.a.by_absmax || absmax == 0.0f))
-        return qc_integer_scale_of(job.scales, absmax);
+    if (integer && (!job.a.searched || absmax == 0.0f))
+        return qc_integer_scale_of(job.how, absmax);
     if (threadIdx.x < candidates)
         shared.scale[threadIdx.x] = scale_of<integer>(job, absmax, threadIdx.x);
     __syncthreads();
@@ -242,7 +232,7 @@ __global__ void __launch_bounds__(16 * most_runs, 4) search_rows(row_job job)
 {
     QC_SHARED(row_shared, shared);
     unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
-    for (uint64_t row = blockIdx.x; row < job.a.rows; row += gridDim.x) {
+    for (uint64_t row = blockIdx.x; row < job.rows; row += gridDim.x) {
         if (threadIdx.x == 0)
             shared.largest = 0;
         if (threadIdx.x < candidates)
@@ -261,37 +251,25 @@ __global__ void __launch_bounds__(16 * most_runs, 4) search_rows(row_job job)
         for (uint64_t first = 0; first < job.runs; first += teams)
             encode_run<integer>(job, run_of(job, row, first + team), row, l, scb);
         if (threadIdx.x == 0)
-            job.a.scb[row] = scb;
+            job.a.absmax[row] = scb;
         __syncthreads(); /* shared is about to be written again */
     }
 }
 
 } // namespace
 
-extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
+extern "C" qc_status qc_cuda_search_rows(const qc_cuda_quantize_job *a, qc_cuda_stream s,
                                          qc_error *err)
 {
-    const qc_form_ops *form = a->form;
-    QC_TRY(qc_cuda_check_source("search_rows", a->dtype, err));
-    if (a->by_absmax && !form->integer)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "search_rows: only integers take absmax as their scale; search the scales of all "
-                "others");
-    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
-    if (a->rows == 0)
-        return QC_OK;
-    if (a->cols == 0) /* the absmax of nothing is 0 */
-        return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
+    const uint64_t cols = a->form.cols, rows = a->n / cols;
     row_job job = {*a,
-                   a->cols / run_elems + (a->cols % run_elems != 0),
-                   (float)form->lowest,
-                   (float)form->highest,
-                   form->step,
-                   form->zero,
-                   form->bits == 4,
-                   qc_integer_scales_of(form, a->scale_dtype)};
+                   rows,
+                   cols,
+                   cols / run_elems + (cols % run_elems != 0),
+                   qc_form_row_bytes(&a->form),
+                   qc_integers_of(&a->form)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
-    return qc_cuda_start("search_rows", form->integer ? search_rows<true> : search_rows<false>,
-                         dim3(qc_cuda_grid_x(a->rows, 1)), dim3(16 * teams), sizeof(row_shared), s,
-                         err, job);
+    return qc_cuda_start(
+        "search_rows", a->form.ops->integer ? search_rows<true> : search_rows<false>,
+        dim3(qc_cuda_grid_x(rows, 1)), dim3(16 * teams), sizeof(row_shared), s, err, job);
 }

@@ -16,7 +16,9 @@ namespace
 
 /* Holds what is needed of qc_form_ops, which lie in host memory. */
 struct code_form {
-    bool table, nibbles, low_first, by_rows, step_last;
+    bool table, packed, by_rows, step_last;
+    uint32_t bits;
+    uint64_t row_bytes;
     int zero;
     float step;
 };
@@ -44,12 +46,18 @@ QC_DEVICE float weight_at(const qc_weights &w, const code_form &form, const floa
                             : __fadd_rn(__fmul_rn(w.nested_map[w.absmax_codes[b]],
                                                   w.nested_absmax[b / w.nested_block]),
                                         w.form.offset);
-    uint8_t byte = static_cast<const uint8_t *>(w.codes)[form.nibbles ? f / 2 : f];
-    if (form.nibbles)
-        byte = (f % 2 == 0) == form.low_first ? byte & 15 : byte >> 4;
+    const uint8_t *from = static_cast<const uint8_t *>(w.codes);
     if (form.table)
-        return __fmul_rn(codes[byte], absmax);
-    float code = form.zero ? (float)((int)byte - form.zero) : (float)(int8_t)byte;
+        return __fmul_rn(codes[f % 2 ? from[f / 2] & 15 : from[f / 2] >> 4], absmax);
+    float code;
+    if (form.packed) { /* the code lies in one byte or two */
+        uint64_t bit = (f - row * w.form.cols) * form.bits;
+        from += row * form.row_bytes + bit / 8;
+        uint32_t two = from[0] | (uint32_t)from[(bit % 8 + form.bits - 1) / 8] << 8;
+        code = (float)((int)(two >> bit % 8 & ((1u << form.bits) - 1)) - form.zero);
+    } else {
+        code = (float)(int8_t)from[f];
+    }
     return form.step_last ? __fmul_rn(__fmul_rn(code, absmax), form.step)
                           : __fmul_rn(__fmul_rn(code, form.step), absmax);
 }
@@ -96,10 +104,11 @@ qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
                              sizeof(reference_shared), s, err, qc_weights{}, code_form{}, *e);
     const qc_form_ops *ops = e->w->form.ops;
     const code_form form = {qc_form_is_table(ops) != 0,
-                            ops->bits == 4,
                             ops->low_first != 0,
                             qc_form_by_rows(&e->w->form) != 0,
                             ops->step_last != 0,
+                            ops->bits,
+                            qc_form_row_bytes(&e->w->form),
                             ops->zero,
                             ops->step};
     return qc_cuda_start("matmul_reference", matmul_reference<true>, grid, dim3(THREADS),

@@ -264,7 +264,7 @@ static float describe(qc_gemv *g, const qc_weights *w)
         g->nested_shift = log2_of(w->nested_block);
     if (f->ops->bits == 4)
         return make_table(g);
-    g->flip = f->ops->zero ? 0x80 : 0;
+    g->zero = (unsigned char)f->ops->zero;
     return f->ops->step;
 }
 

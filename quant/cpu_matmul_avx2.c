@@ -30,12 +30,12 @@ INLINE group load_4(const unsigned char *codes, __m256i low, __m256i high)
                     _mm256_unpacklo_epi8(ll, lh), _mm256_unpackhi_epi8(ll, lh)}};
 }
 
-INLINE group load_8(const unsigned char *codes, __m128i flip)
+INLINE group load_8(const unsigned char *codes, __m128i zero)
 {
     group g;
     for (unsigned v = 0; v < 4; v++)
         g.v[v] = _mm256_cvtepi8_epi16(
-            _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)(codes + 16 * v)), flip));
+            _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(const void *)(codes + 16 * v)), zero));
     return g;
 }
 
@@ -53,10 +53,11 @@ INLINE __m256 add(__m256 to, __m256i sum, __m256 scale)
 INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigned rows, int four,
                     int halves, int nested)
 {
-    const unsigned bytes = four ? 32 : 64;
+    const unsigned bytes = QC_GEMV_GROUP / 8 * g->w->form.ops->bits;
     const unsigned char *codes = (const unsigned char *)g->w->codes + at * g->groups * bytes;
     const uint64_t first = qc_gemv_first_block(g, at);
-    const __m128i flip = _mm_set1_epi8((char)g->flip);
+    const __m128i zero = _mm_set1_epi8((char)g->zero);
+    unsigned char room[QC_GEMV_GROUP];
     const __m256i low = _mm256_broadcastsi128_si256(
                       _mm_loadu_si128((const __m128i *)(const void *)g->low)),
                   high = _mm256_broadcastsi128_si256(
@@ -65,7 +66,8 @@ INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigne
     for (unsigned m = 0; m < rows; m++)
         lanes[m] = _mm256_setzero_ps();
     for (uint64_t i = 0; i < g->groups; i++, codes += bytes) {
-        const group v = four ? load_4(codes, low, high) : load_8(codes, flip);
+        const group v =
+            four ? load_4(codes, low, high) : load_8(qc_gemv_codes(g, codes, room), zero);
         const uint64_t block = halves ? first + 2 * i : first + (i >> g->shift);
         const float a = qc_gemv_scale(g, block, nested);
         const float b = halves ? qc_gemv_scale(g, block + 1, nested) : a;

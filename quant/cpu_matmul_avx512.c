@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct {
     __m512i order, values;
-    __m256i flip;
+    __m256i zero;
 } tables;
 
 INLINE __m512i both(__m256i low, __m256i high)
@@ -37,7 +37,7 @@ INLINE tables tables_of(const qc_gemv *g)
         _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
     return (tables){
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15)),
-        both(values, values), _mm256_set1_epi8((char)g->flip)};
+        both(values, values), _mm256_set1_epi8((char)g->zero)};
 }
 
 INLINE group load_4(const unsigned char *codes, const unsigned char *next, const tables *t)
@@ -58,7 +58,7 @@ INLINE group load_8(const unsigned char *codes, const unsigned char *next, const
         const __m256i bytes =
             _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)(next + 16 * v)),
                              _mm_loadu_si128((const __m128i *)(const void *)(codes + 16 * v)));
-        g.v[v] = _mm512_cvtepi8_epi16(_mm256_xor_si256(bytes, t->flip));
+        g.v[v] = _mm512_cvtepi8_epi16(_mm256_sub_epi8(bytes, t->zero));
     }
     return g;
 }
@@ -108,7 +108,7 @@ INLINE float fold(__m256 f)
 INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigned rows, int four,
                     int halves, int nested)
 {
-    const uint64_t bytes = four ? QC_GEMV_GROUP / 2 : QC_GEMV_GROUP;
+    const uint64_t bytes = QC_GEMV_GROUP / 8 * g->w->form.ops->bits;
     const uint64_t second = sums[0] == sums[1] ? at : at + 1, row_bytes = g->groups * bytes;
     const unsigned char *codes = (const unsigned char *)g->w->codes + at * row_bytes;
     const unsigned char *next = (const unsigned char *)g->w->codes + second * row_bytes;
@@ -116,11 +116,14 @@ INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigne
     const tables t = tables_of(g);
     const int16_t *x = g->x;
     const float *xs = g->x_scales;
+    unsigned char room[2][QC_GEMV_GROUP];
     __m512 lanes[QC_GEMV_ROWS];
     for (unsigned m = 0; m < rows; m++)
         lanes[m] = _mm512_setzero_ps();
     for (uint64_t i = 0; i < g->groups; i++, codes += bytes, next += bytes, xs += rows) {
-        const group v = four ? load_4(codes, next, &t) : load_8(codes, next, &t);
+        const group v = four ? load_4(codes, next, &t)
+                             : load_8(qc_gemv_codes(g, codes, room[0]),
+                                      qc_gemv_codes(g, next, room[1]), &t);
         const uint64_t block = halves ? 2 * i : i >> g->shift;
         const __m512 a = scales_of(g, first + block, after + block, nested);
         const __m512 b = halves ? scales_of(g, first + block + 1, after + block + 1, nested) : a;

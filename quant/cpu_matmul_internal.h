@@ -2,7 +2,8 @@
  *
  * A group of 64 elements is four vectors of 16 positions, which x and codes have in the same order:
  *
- *   codes of 8 bits   position p of vector v is element 16 v + p
+ *   codes of 8 bits   position p of vector v is element 16 v + p. Codes of 2, 3, 5, 6 and 7 bits
+ *                     are parted to bytes, a group at a time
  *   codes of 4 bits   vectors 0 and 1 are upper halves of bytes, 2 and 3 lower ones; position p is
  *                     that of byte 8 (v % 2) + p % 8 + 16 (p / 8)
  *
@@ -22,6 +23,7 @@
 
 #include "base/cpu.h"
 #include "quant/quant_form.h"
+#include "quant/quant_pack.h"
 
 #define QC_GEMV_GROUP  64u
 #define QC_GEMV_ROWS   8u    /* of x in one call of a table */
@@ -40,7 +42,7 @@ typedef struct {
     int halves;            /* blocks of 32: first + 2 g and 2 g + 1 instead */
     unsigned nested_shift; /* block b has the nested absmax b >> nested_shift */
     unsigned char low[16], high[16]; /* bytes of t, for codes of 4 bits */
-    unsigned char flip;              /* 0x80 where codes of 8 bits are stored with a bias of 128 */
+    unsigned char zero;              /* the code of 0 in a byte */
 } qc_gemv;
 
 typedef struct {
@@ -55,6 +57,17 @@ extern const qc_gemv_ops qc_gemv_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 
 /* As qc_quant_ops_for. */
 const qc_gemv_ops *qc_gemv_ops_for(qc_isa isa);
+
+/* Returns the codes of a group: as they are, or parted to room [QC_GEMV_GROUP]. */
+static inline const unsigned char *qc_gemv_codes(const qc_gemv *g, const unsigned char *codes,
+                                                 unsigned char *room)
+{
+    const unsigned bits = g->w->form.ops->bits;
+    if (bits % 4 == 0)
+        return codes;
+    qc_codes_unpack(bits, codes, QC_GEMV_GROUP, room);
+    return room;
+}
 
 /* The block in which a row begins, or the row itself where rows have scales. */
 static inline uint64_t qc_gemv_first_block(const qc_gemv *g, uint64_t row)

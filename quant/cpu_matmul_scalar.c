@@ -6,8 +6,8 @@
 
 static int code_value(const qc_gemv *g, const unsigned char *codes, unsigned v, unsigned p)
 {
-    if (g->w->form.ops->bits == 8)
-        return (int8_t)(codes[16 * v + p] ^ g->flip);
+    if (g->w->form.ops->bits != 4)
+        return (int8_t)(codes[16 * v + p] - g->zero);
     const unsigned char byte = codes[8 * (v % 2) + p % 8 + 16 * (p / 8)];
     const unsigned code = v < 2 ? byte >> 4 : byte & 15u;
     return (int16_t)(g->low[code] | g->high[code] << 8);
@@ -30,8 +30,9 @@ static void row(const qc_gemv *g, uint64_t at, float *sums)
     const qc_form *f = &g->w->form;
     const int nested = f->nested, four = f->ops->bits == 4;
     const uint64_t first = qc_gemv_first_block(g, at);
-    const unsigned bytes = four ? QC_GEMV_GROUP / 2 : QC_GEMV_GROUP;
+    const unsigned bytes = QC_GEMV_GROUP / 8 * f->ops->bits;
     const unsigned char *codes = (const unsigned char *)g->w->codes + at * g->groups * bytes;
+    unsigned char room[QC_GEMV_GROUP];
     float lanes[QC_GEMV_ROWS][8];
     memset(lanes, 0, sizeof lanes);
     for (uint64_t i = 0; i < g->groups; i++, codes += bytes) {
@@ -42,7 +43,7 @@ static void row(const qc_gemv *g, uint64_t at, float *sums)
             const int16_t *x = g->x + (i * g->m + m) * QC_GEMV_GROUP;
             const float xs = g->x_scales[i * g->m + m];
             int32_t sum[2][8];
-            sum_group(g, codes, x, sum);
+            sum_group(g, qc_gemv_codes(g, codes, room), x, sum);
             for (unsigned h = 0; h < (g->halves ? 2u : 1u); h++)
                 for (unsigned l = four ? 4 * h : 0; l < (four && g->halves && h == 0 ? 4u : 8u);
                      l++)

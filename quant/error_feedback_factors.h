@@ -1,6 +1,6 @@
 /* The scales that the search in error_feedback_search.c tries, as factors of a block's largest
- * magnitude; GPUs try the same (kernels/cuda_feedback_search.cu). NF4 scales are tried with both
- * signs. Not for callers. */
+ * magnitude; GPUs try the same (kernels/cuda_feedback_search.cu). NF4's are for codes of up to 4
+ * bits. Forms with signed scales try both signs. Not for callers. */
 #ifndef QC_QUANT_ERROR_FEEDBACK_FACTORS_H
 #define QC_QUANT_ERROR_FEEDBACK_FACTORS_H
 

@@ -343,13 +343,14 @@ void qc_feedback_store_codes(const chunk *c)
     const qc_form *form = c->j->form;
     const uint64_t n = c->j->f->n, count = c->rows * n;
     uint8_t *to = (uint8_t *)c->j->out->codes + qc_form_code_bytes(form, c->first * n);
-    if (form->ops->bits == 8) {
-        memcpy(to, c->codes, count);
+    if (form->ops->words) {
+        for (uint64_t row = 0; row < c->rows; row++)
+            qc_form_put_row(form, c->codes + row * n, to + row * qc_form_row_bytes(form));
         return;
     }
     for (uint64_t i = 0; i < count; i++)
         qc_form_put_code(form->ops, to, i, c->codes[i]);
-    if (count % 2)
+    if (form->ops->bits == 4 && count % 2)
         qc_form_put_code(form->ops, to, count, form->ops->zero);
 }
 

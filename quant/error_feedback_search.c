@@ -55,10 +55,11 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
 {
     const qc_form_ops *form = s->form->ops;
     const int either_sign = form->signed_scales, wide = s->block >= QC_FEEDBACK_WIDE;
-    const float *factors = !either_sign ? int8_factors : wide ? nf4_wide_factors : nf4_factors;
-    const unsigned count = (unsigned)(!either_sign ? COUNT(int8_factors)
-                                      : wide       ? COUNT(nf4_wide_factors)
-                                                   : COUNT(nf4_factors));
+    const int few = form->bits <= 4;
+    const float *factors = !few ? int8_factors : wide ? nf4_wide_factors : nf4_factors;
+    const unsigned count = (unsigned)(!few   ? COUNT(int8_factors)
+                                      : wide ? COUNT(nf4_wide_factors)
+                                             : COUNT(nf4_factors));
     const float reach = qc_form_reach(form);
     float largest = 0.0f, scale[2 * MOST], inv[2 * MOST] = {0.0f}, rr[2 * MOST];
     for (uint32_t i = 0; i < n; i++)

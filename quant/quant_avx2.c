@@ -12,6 +12,7 @@
 #include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
+#include "quant/quant_pack.h"
 #include "quant/quant_simd_tables.h"
 
 #include <string.h>
@@ -256,7 +257,7 @@ static void nf4_dequantize(const uint8_t *codes, const float *absmax, const floa
 
 /* ---- int8 and integers ----------------------------------------------------------------------- */
 
-/* Dequantizes the group of 4-bit codes that starts at element `first`: its 16 values are a table,
+/* Dequantizes a group of 4-bit codes, which starts at element `first`: its 16 values are a table,
  * as those of NF4. */
 QC_INLINE void int4_dequantize_group(const qc_int_codes *how, const uint8_t *codes,
                                      const float *scale, uint64_t group, void *dst, qc_dtype dtype,
@@ -267,7 +268,6 @@ QC_INLINE void int4_dequantize_group(const qc_int_codes *how, const uint8_t *cod
     const uint64_t element = qc_element_bytes(dtype), whole = group / 32 * 32;
     unsigned char *out = (unsigned char *)dst + first * element;
     const uint64_t from = overflows(values, dtype) ? 0 : whole;
-    codes += first / 2;
     if (from > 0 && dtype == QC_DTYPE_F32)
         nf4_to_f32(codes, whole, values, 1, out);
     else if (from > 0)
@@ -280,48 +280,67 @@ QC_INLINE void int4_dequantize_group(const qc_int_codes *how, const uint8_t *cod
     }
 }
 
-/* Dequantizes n codes of a byte from `first` on, which share a scale. how NULL: int8, by rows or by
- * blocks. */
+/* Dequantizes n codes of a byte each, which share a scale; the first one is element `first`. how
+ * NULL: int8, by rows or by blocks. */
 QC_INLINE void int8_dequantize_run(const qc_int_codes *how, int rows, const void *codes,
                                    const float *scale, uint64_t n, void *dst, qc_dtype dtype,
                                    uint64_t first, uint64_t *first_overflow)
 {
     const qc_wide by = qc_wide_all(*scale), step = qc_wide_all(QC_INT8_STEP);
-    const uint64_t end = first + n;
+    const float bias = how ? (float)how->bias : 0.0f;
     const int8_t *at = codes;
-    uint64_t i = first;
-    for (; i + 16 <= end; i += 16) {
-        qc_wide q =
-            how && how->bias ? qc_wide_of_biased((const uint8_t *)at + i) : qc_wide_of_int8(at + i);
+    unsigned char *out = (unsigned char *)dst + first * qc_element_bytes(dtype);
+    uint64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        qc_wide q = how && how->bias ? qc_wide_of_biased((const uint8_t *)at + i, bias)
+                                     : qc_wide_of_int8(at + i);
         qc_wide x = how    ? qc_wide_mul(q, by)
                     : rows ? qc_wide_mul(qc_wide_mul(q, by), step)
                            : qc_wide_mul(qc_wide_mul(q, step), by);
-        store16(x, dst, dtype, i);
-        note_lanes(first_overflow, overflows(x, dtype), i);
+        store16(x, out, dtype, i);
+        note_lanes(first_overflow, overflows(x, dtype), first + i);
     }
-    if (i == end)
+    if (i == n)
         return;
     uint64_t overflow;
-    unsigned char *out = (unsigned char *)dst + i * qc_element_bytes(dtype);
+    out += i * qc_element_bytes(dtype);
     if (how)
-        qc_int_dequantize_scalar(how, at + i, scale, end - i, end - i, out, dtype, &overflow);
+        qc_int_dequantize_scalar(how, at + i, scale, n - i, n - i, out, dtype, &overflow);
     else if (rows)
-        qc_quant_ops_scalar.int8_rows_dequantize(at + i, scale, 1, end - i, out, dtype, &overflow);
+        qc_quant_ops_scalar.int8_rows_dequantize(at + i, scale, 1, n - i, out, dtype, &overflow);
     else
-        qc_quant_ops_scalar.int8_blocks_dequantize(at + i, scale, end - i, QC_BLOCK_DEFAULT, out,
+        qc_quant_ops_scalar.int8_blocks_dequantize(at + i, scale, n - i, QC_BLOCK_DEFAULT, out,
                                                    dtype, &overflow);
-    note_scalar(first_overflow, overflow, i);
+    note_scalar(first_overflow, overflow, first + i);
+}
+
+/* Dequantizes n codes that share a scale and are neither 4 bits wide nor 8. */
+QC_INLINE void packed_dequantize_run(const qc_int_codes *how, const unsigned char *codes,
+                                     const float *scale, uint64_t n, void *dst, qc_dtype dtype,
+                                     uint64_t first, uint64_t *first_overflow)
+{
+    const qc_int_codes bytes = {.bits = 8, .bias = how->bias};
+    unsigned char parted[QC_ROW_FLUSH];
+    for (uint64_t at = 0; at < n; at += QC_ROW_FLUSH) {
+        const uint64_t count = qc_min_u64(n - at, QC_ROW_FLUSH);
+        qc_codes_unpack(how->bits, codes + qc_code_bytes(how->bits, at), count, parted);
+        int8_dequantize_run(&bytes, 0, parted, scale, count, dst, dtype, first + at,
+                            first_overflow);
+    }
 }
 
 /* Dequantizes n codes, of which `each` share a scale. */
-QC_INLINE void dequantize_to(const qc_int_codes *how, int rows, const void *codes,
+QC_INLINE void dequantize_to(const qc_int_codes *how, int rows, const unsigned char *codes,
                              const float *scales, uint64_t n, uint64_t each, void *dst,
                              qc_dtype dtype, uint64_t *overflow)
 {
+    const uint64_t stride = how ? qc_int_stride(how, each) : each;
     *overflow = UINT64_MAX;
-    for (uint64_t first = 0; first < n; first += each, scales++)
+    for (uint64_t first = 0; first < n; first += each, scales++, codes += stride)
         if (how && how->bits == 4)
             int4_dequantize_group(how, codes, scales, each, dst, dtype, first, overflow);
+        else if (how && how->bits != 8)
+            packed_dequantize_run(how, codes, scales, each, dst, dtype, first, overflow);
         else
             int8_dequantize_run(how, rows, codes, scales, qc_min_u64(n - first, each), dst, dtype,
                                 first, overflow);

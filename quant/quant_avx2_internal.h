@@ -171,7 +171,7 @@ QC_INLINE __m128i qc_narrow_words(__m256i v)
  *   qc_wide_magnitude                 |x|
  *   qc_wide_equal                     one bit for each lane that is equal
  *   qc_wide_through_f16, _bf16        rounded to that type and widened again; bf16: no lane is NaN
- *   qc_wide_of_int8, _of_biased       sixteen bytes as floats: I8, or U8 less 128 */
+ *   qc_wide_of_int8, _of_biased       sixteen bytes as floats: I8, or U8 less a bias */
 
 typedef struct {
     __m256 low, high;
@@ -216,12 +216,6 @@ QC_INLINE qc_wide qc_wide_read(const void *src, qc_dtype dtype, uint64_t i)
 QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
 {
     return (qc_wide){_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
-}
-
-QC_INLINE qc_wide_int qc_wide_int_xor(qc_wide_int v, int mask)
-{
-    const __m256i m = _mm256_set1_epi32(mask);
-    return (qc_wide_int){_mm256_xor_si256(v.low, m), _mm256_xor_si256(v.high, m)};
 }
 
 QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
@@ -337,12 +331,12 @@ QC_INLINE qc_wide qc_wide_of_int8(const int8_t *at)
         (qc_wide_int){_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
 }
 
-QC_INLINE qc_wide qc_wide_of_biased(const uint8_t *at)
+QC_INLINE qc_wide qc_wide_of_biased(const uint8_t *at, float bias)
 {
     __m128i bytes = qc_load_half(at);
     const qc_wide code = qc_wide_of_int(
         (qc_wide_int){_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))});
-    return qc_wide_sub(code, qc_wide_all(128.0f));
+    return qc_wide_sub(code, qc_wide_all(bias));
 }
 
 QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)
@@ -350,12 +344,13 @@ QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)
     qc_store(at, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.low, v.high), 0xd8));
 }
 
-QC_INLINE void qc_wide_store_int8(void *at, qc_wide_int v)
+QC_INLINE void qc_wide_store_biased(void *at, qc_wide_int v, int bias)
 {
     __m256i words = _mm256_packs_epi32(v.low, v.high); /* 0-3, 8-11; 4-7, 12-15 */
     __m256i bytes = _mm256_packs_epi16(words, words);
-    qc_store_half(
-        at, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+    __m128i all =
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    qc_store_half(at, _mm_add_epi8(all, _mm_set1_epi8((char)bias)));
 }
 
 QC_INLINE void qc_wide_store_nibbles(void *at, qc_wide_int a, qc_wide_int b, int bias,

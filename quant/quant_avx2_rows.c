@@ -16,6 +16,7 @@
 #include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
+#include "quant/quant_pack.h"
 
 #include <string.h>
 
@@ -93,10 +94,10 @@ QC_INLINE void run(const row_context *r, qc_dtype dtype, int convert, uint64_t f
         qc_wide h = convert ? qc_wide_through_f16(x) : x;
         qc_wide_int q = qc_wide_round(qc_wide_mul(h, scale));
         if (count == 16) {
-            qc_wide_store_int8(r->codes + i, q);
+            qc_wide_store_biased(r->codes + i, q, 0);
         } else {
             int8_t part[16];
-            qc_wide_store_int8(part, q);
+            qc_wide_store_biased(part, q, 0);
             memcpy(r->codes + i, part, count);
         }
         qc_wide value = qc_wide_mul(qc_wide_of_int(q), scb);
@@ -167,10 +168,13 @@ void qc_avx2_int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, 
 
 #define INT_GROUPS 16u
 
+/* Codes of 4 and 8 bits are stored as they are made; others as bytes, which are packed run by
+ * run. */
 typedef struct {
     const qc_int_codes *how;
     const void *src;
     unsigned char *codes;
+    uint64_t stride; /* from a group's codes to the next group's */
     qc_wide lowest, highest;
     qc_piece_sums *sums;
     qc_wide largest_error; /* over the groups at work */
@@ -179,7 +183,7 @@ typedef struct {
 /* Makes the scales of sixteen groups, as qc_int_scale has them. */
 QC_INLINE void int_scales(const qc_int_codes *how, const float *absmax, float *scale)
 {
-    qc_wide s = qc_wide_div(qc_wide_load(absmax), qc_wide_all(how->bits == 4 ? 7.5f : 127.0f));
+    qc_wide s = qc_wide_div(qc_wide_load(absmax), qc_wide_all(qc_int_divisor(how)));
     if (how->scale_dtype == QC_DTYPE_F16)
         s = qc_wide_through_f16(s);
     if (how->scale_dtype == QC_DTYPE_BF16)
@@ -189,21 +193,19 @@ QC_INLINE void int_scales(const qc_int_codes *how, const float *absmax, float *s
     qc_wide_store(scale, s);
 }
 
-/* Stores up to 32 codes of one group, from element i on. q are integers, rounded. */
-QC_INLINE void store_ints(const int_context *c, unsigned bits, uint64_t i, unsigned count,
+/* Stores up to 32 codes, of 4 bits or in bytes. q are integers, rounded. */
+QC_INLINE void store_ints(int bias, int nibbles, unsigned char *to, unsigned count,
                           const qc_wide_int *q)
 {
     unsigned char part[32];
-    const unsigned bytes = bits == 4 ? (count + 1) / 2 : count;
-    unsigned char *to = c->codes + (bits == 4 ? i / 2 : i);
-    unsigned char *at = count == 32 || (bits == 8 && count == 16) ? to : part;
-    if (bits == 4) {
+    const unsigned bytes = nibbles ? (count + 1) / 2 : count;
+    unsigned char *at = count == 32 || (!nibbles && count == 16) ? to : part;
+    if (nibbles) {
         qc_wide_store_nibbles(at, q[0], q[1], 8, 1);
     } else {
-        const int sign = (int8_t)c->how->bias; /* a bias of -128 turns the sign bit over */
-        qc_wide_store_int8(at, qc_wide_int_xor(q[0], sign));
+        qc_wide_store_biased(at, q[0], bias);
         if (count > 16)
-            qc_wide_store_int8(at + 16, qc_wide_int_xor(q[1], sign));
+            qc_wide_store_biased(at + 16, q[1], bias);
     }
     if (at == part)
         memcpy(to, part, bytes);
@@ -223,8 +225,8 @@ QC_INLINE qc_wide int_error(const int_context *c, const int_sums *s, qc_wide x, 
 }
 
 /* Takes up to 32 elements from i on. */
-QC_INLINE void int_step(const int_context *c, qc_dtype dtype, unsigned bits, uint64_t i,
-                        unsigned count, int_sums *s)
+QC_INLINE void int_step(const int_context *c, qc_dtype dtype, int nibbles, uint64_t i,
+                        unsigned count, unsigned char *to, int_sums *s)
 {
     qc_wide_int q[2] = {qc_wide_int_all(0), qc_wide_int_all(0)};
     for (unsigned h = 0; 16 * h < count; h++) {
@@ -236,21 +238,25 @@ QC_INLINE void int_step(const int_context *c, qc_dtype dtype, unsigned bits, uin
         s->yy = qc_wide_fma(y, y, s->yy);
         s->most = qc_wide_larger(s->most, e);
     }
-    store_ints(c, bits, i, count, q);
+    store_ints((int)c->how->bias, nibbles, to, count, q);
 }
 
-/* Makes the codes of elements [first, end) of a group, at most QC_ROW_FLUSH, and their sums. */
+/* Makes the codes of n elements of a group from `first` on, at most QC_ROW_FLUSH, and their
+ * sums. */
 QC_INLINE void int_run(int_context *c, qc_dtype dtype, unsigned bits, float scale, uint64_t first,
-                       uint64_t end)
+                       unsigned n, unsigned char *codes)
 {
+    unsigned char stored[QC_ROW_FLUSH], *to = bits ? codes : stored;
     const qc_wide zero = qc_wide_all(0.0f);
     const double s2 = (double)scale * (double)scale;
     int_sums s = {qc_wide_all(scale), qc_wide_all(1.0f / scale), zero, zero, c->largest_error};
-    uint64_t i = first;
-    for (; i + 32 <= end; i += 32)
-        int_step(c, dtype, bits, i, 32, &s);
-    if (i < end)
-        int_step(c, dtype, bits, i, (unsigned)(end - i), &s);
+    unsigned i = 0;
+    for (; i + 32 <= n; i += 32)
+        int_step(c, dtype, bits == 4, first + i, 32, to + (bits == 4 ? i / 2 : i), &s);
+    if (i < n)
+        int_step(c, dtype, bits == 4, first + i, n - i, to + (bits == 4 ? i / 2 : i), &s);
+    if (to == stored)
+        qc_codes_pack(c->how->bits, stored, n, codes);
     c->largest_error = s.most;
     c->sums->sum_ee += (double)qc_wide_fold(s.rr) * s2;
     c->sums->sum_xx += (double)qc_wide_fold(s.yy) * s2;
@@ -273,7 +279,8 @@ static uint64_t find_int_error(const int_context *c, qc_dtype dtype, uint64_t gr
     }
 }
 
-/* Quantizes groups [at, at + count); returns 1, or 0 after an element that has no code. */
+/* Quantizes groups [at, at + count); returns 1, or 0 after an element that has no code. bits: 4, 8,
+ * or 0 for others. */
 QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t group, uint64_t at,
                          unsigned count, float *scales)
 {
@@ -285,7 +292,7 @@ QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t
             qc_piece_sums one;
             const unsigned char *from = (const unsigned char *)c->src;
             qc_int_quantize_scalar(c->how, from + first * qc_element_bytes(dtype), dtype, group,
-                                   group, c->codes + first * bits / 8, scale, &one);
+                                   group, c->codes + (at + g) * c->stride, scale, &one);
             c->sums->bad = one.bad;
             c->sums->bad_index = first + one.bad_index;
             return 0;
@@ -295,9 +302,14 @@ QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t
     int_scales(c->how, absmax, scale);
     memcpy(scales + at, scale, count * sizeof *scale);
     c->largest_error = qc_wide_all(0.0f);
-    for (unsigned g = 0; g < count; g++)
-        for (uint64_t i = (at + g) * group, end = i + group; i < end; i += QC_ROW_FLUSH)
-            int_run(c, dtype, bits, scale[g], i, qc_min_u64(end, i + QC_ROW_FLUSH));
+    for (unsigned g = 0; g < count; g++) {
+        unsigned char *to = c->codes + (at + g) * c->stride;
+        const uint64_t used = qc_code_bytes(c->how->bits, group);
+        memset(to + used, 0, (size_t)(c->stride - used));
+        for (uint64_t i = 0; i < group; i += QC_ROW_FLUSH)
+            int_run(c, dtype, bits, scale[g], (at + g) * group + i,
+                    qc_min_u32(group - i, QC_ROW_FLUSH), to + qc_code_bytes(c->how->bits, i));
+    }
     const float most = qc_wide_largest(c->largest_error);
     if ((double)most > c->sums->max_err) {
         c->sums->max_err = (double)most;
@@ -314,6 +326,7 @@ QC_INLINE void int_quantize_from(const qc_int_codes *how, const void *src, qc_dt
     int_context c = {how,
                      src,
                      codes,
+                     qc_int_stride(how, group),
                      qc_wide_all((float)qc_int_lowest(how)),
                      qc_wide_all((float)qc_int_highest(how)),
                      sums,
@@ -321,8 +334,9 @@ QC_INLINE void int_quantize_from(const qc_int_codes *how, const void *src, qc_dt
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t at = 0; at < groups; at += INT_GROUPS) {
         const unsigned count = qc_min_u32(groups - at, INT_GROUPS);
-        if (how->bits == 4 ? !int_groups(&c, dtype, 4, group, at, count, scales)
-                           : !int_groups(&c, dtype, 8, group, at, count, scales))
+        if (how->bits == 4   ? !int_groups(&c, dtype, 4, group, at, count, scales)
+            : how->bits == 8 ? !int_groups(&c, dtype, 8, group, at, count, scales)
+                             : !int_groups(&c, dtype, 0, group, at, count, scales))
             return;
     }
 }

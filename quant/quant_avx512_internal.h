@@ -125,11 +125,6 @@ QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
     return _mm512_add_ps(a, b);
 }
 
-QC_INLINE qc_wide_int qc_wide_int_xor(qc_wide_int v, int mask)
-{
-    return _mm512_xor_si512(v, _mm512_set1_epi32(mask));
-}
-
 QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
 {
     return _mm512_max_ps(_mm512_min_ps(v, highest), lowest);
@@ -193,9 +188,10 @@ QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)
     _mm256_storeu_si256((__m256i *)at, _mm512_cvtepi32_epi16(v));
 }
 
-QC_INLINE void qc_wide_store_int8(void *at, qc_wide_int v)
+QC_INLINE void qc_wide_store_biased(void *at, qc_wide_int v, int bias)
 {
-    _mm_storeu_si128((__m128i *)at, _mm512_cvtepi32_epi8(v));
+    const __m128i bytes = _mm512_cvtepi32_epi8(v);
+    _mm_storeu_si128((__m128i *)at, _mm_add_epi8(bytes, _mm_set1_epi8((char)bias)));
 }
 
 QC_INLINE void qc_wide_store_nibbles(void *at, qc_wide_int a, qc_wide_int b, int bias,

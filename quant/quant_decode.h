@@ -18,6 +18,7 @@
 /* Elements of an MXFP4 block, and their bytes without the scale. */
 #define QC_MXFP4_BLOCK 32u
 #define QC_MXFP4_BYTES 16u
+#define QC_NVFP4_BLOCK 16u /* codes that share a scale, two in a byte like MXFP4's */
 
 /* The 16 values of E2M1 in code order. */
 extern const float qc_fp4_code[16];

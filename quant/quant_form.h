@@ -3,6 +3,7 @@
 #ifndef QC_QUANT_QUANT_FORM_H
 #define QC_QUANT_QUANT_FORM_H
 
+#include "base/checked.h"
 #include "quant/quant_ops.h"
 #include "quant/quant_weights.h"
 
@@ -20,9 +21,11 @@ typedef struct {
 struct qc_form_ops {
     qc_form_kind kind;
     const char *name;
-    unsigned bits;     /* bits of a code */
-    int low_first;     /* a code of 4 bits with an even index is in the low nibble, else the high */
-    int integer;       /* scales are those of a dtype (qc_int_round_scale), never nested, and the
+    unsigned bits; /* bits of a code */
+    int low_first; /* a code of 4 bits with an even index is in the low nibble, else the high */
+    int words;     /* each row begins with a 32-bit word, whether or not its codes fill words; of 4
+                          and 8 bits only rows that do are made (qc_scheme_obstacle) */
+    int integer;   /* scales are those of a dtype (qc_int_round_scale), never nested, and the
                           sums that quantize leaves are final */
     int signed_scales; /* searched scales may be negative */
 
@@ -45,7 +48,8 @@ struct qc_form_ops {
 };
 
 extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
-extern const qc_form_ops qc_form_w4a16, qc_form_w8a16, qc_form_w8a8;
+extern const qc_form_ops qc_form_w2a16, qc_form_w3a16, qc_form_w4a16, qc_form_w5a16, qc_form_w6a16;
+extern const qc_form_ops qc_form_w7a16, qc_form_w8a16, qc_form_w8a8;
 
 static inline int qc_form_by_rows(const qc_form *form)
 {
@@ -58,10 +62,36 @@ static inline uint64_t qc_form_scale_elems(const qc_form *form)
     return form->block_elems ? form->block_elems : form->cols;
 }
 
-/* Returns how many bytes n codes take. */
+/* Returns how many bytes the codes of a row take. */
+static inline uint64_t qc_form_row_bytes(const qc_form *form)
+{
+    const uint64_t bytes = qc_code_bytes(form->ops->bits, form->cols);
+    return form->ops->words ? (bytes + 3) / 4 * 4 : bytes;
+}
+
+/* Returns whether rows end with bits that no code uses: their codes do not fill their words. */
+static inline int qc_form_has_gaps(const qc_form *form)
+{
+    return form->ops->words && form->cols % 32 * form->ops->bits % 32 != 0;
+}
+
+/* Returns how many bytes the first n codes of a weight take, with the gaps behind its rows. Code n
+ * begins with that byte if it begins a row or if n, or with gaps its column, is a multiple of 8. */
 static inline uint64_t qc_form_code_bytes(const qc_form *form, uint64_t n)
 {
-    return form->ops->bits == 4 ? n / 2 + n % 2 : n;
+    const unsigned bits = form->ops->bits;
+    if (!qc_form_has_gaps(form))
+        return qc_code_bytes(bits, n);
+    return n / form->cols * qc_form_row_bytes(form) + qc_code_bytes(bits, n % form->cols);
+}
+
+/* Undoes qc_form_code_bytes: returns how many codes these bytes hold. */
+static inline uint64_t qc_form_code_elems(const qc_form *form, uint64_t bytes)
+{
+    const unsigned bits = form->ops->bits;
+    const uint64_t row = qc_form_has_gaps(form) ? qc_form_row_bytes(form) : UINT64_MAX;
+    const uint64_t inside = bytes % row / bits * 8 + bytes % row % bits * 8 / bits;
+    return bytes / row * form->cols + qc_min_u64(inside, row < UINT64_MAX ? form->cols : inside);
 }
 
 /* Returns whether the values of codes are a table's (that of NF4) and not evenly spaced. */
@@ -91,31 +121,43 @@ static inline int qc_form_code_of_byte(const qc_form_ops *ops, unsigned char byt
     return byte - (byte > most ? 256 : 0);
 }
 
-/* Returns code i of an array, as qc_form_value takes it. */
+/* Returns code i of an array without gaps, as qc_form_value takes it. */
 static inline int qc_form_code_at(const qc_form_ops *ops, const void *codes, uint64_t i)
 {
     const unsigned char *from = (const unsigned char *)codes;
-    if (ops->bits == 4)
-        return from[i / 2] >> ((i % 2 == 0) != ops->low_first ? 4 : 0) & 15;
-    return qc_form_code_of_byte(ops, from[i]);
+    const unsigned bits = ops->bits, at = (unsigned)(i % 8) * bits;
+    if (bits == 8)
+        return qc_form_code_of_byte(ops, from[i]);
+    if (!ops->low_first)
+        return from[i / 2] >> (i % 2 ? 0 : 4) & 15;
+    from += i / 8 * bits + at / 8;
+    const unsigned most = (1u << bits) - 1;
+    const unsigned two = from[0] | (at % 8 + bits > 8 ? (unsigned)from[1] << 8 : 0u);
+    return (int)(two >> at % 8 & most);
 }
 
-/* Writes code i; those of 4 bits are written in order, because the first of a byte clears it. */
+/* Writes code i; those that share a byte are written in order, because the first one clears it. */
 static inline void qc_form_put_code(const qc_form_ops *ops, void *codes, uint64_t i, int code)
 {
     unsigned char *to = (unsigned char *)codes;
-    if (ops->bits != 4)
+    const unsigned bits = ops->bits, at = (unsigned)(i % 8) * bits;
+    if (bits == 8) {
         to[i] = (unsigned char)code;
-    else
-        to[i / 2] = (unsigned char)((i % 2 ? to[i / 2] : 0) |
-                                    code << ((i % 2 == 0) != ops->low_first ? 4 : 0));
+    } else if (!ops->low_first) {
+        to[i / 2] = (unsigned char)((i % 2 ? to[i / 2] : 0) | code << (i % 2 ? 0 : 4));
+    } else {
+        to += i / 8 * bits + at / 8;
+        to[0] = (unsigned char)((at % 8 ? to[0] : 0) | code << at % 8);
+        if (at % 8 + bits > 8)
+            to[1] = (unsigned char)(code >> (8 - at % 8));
+    }
 }
 
-/* Returns a byte of codes of 0. */
-static inline unsigned char qc_form_zero_byte(const qc_form_ops *ops)
-{
-    return (unsigned char)(ops->bits == 4 ? ops->zero << 4 | ops->zero : ops->zero);
-}
+/* Writes a row of words (`words` of the form) with these codes, each in a byte. */
+void qc_form_put_row(const qc_form *form, const uint8_t *codes, void *to);
+
+/* Writes n codes of 0; the last byte of NF4 is full. */
+void qc_form_put_zeros(const qc_form_ops *ops, void *codes, uint64_t n);
 
 /* Returns the magnitude that the code furthest from 0 stands for where the scale is 1, but for
  * rounding. */

@@ -55,12 +55,24 @@ extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 /* Return the lowest and the highest code of an integer. */
 static inline int qc_int_lowest(const qc_int_codes *how)
 {
-    return how->bits == 4 ? -8 : -127;
+    return how->bits == 8 ? -127 : -(1 << (how->bits - 1));
 }
 
 static inline int qc_int_highest(const qc_int_codes *how)
 {
-    return how->bits == 4 ? 7 : 127;
+    return (1 << (how->bits - 1)) - 1;
+}
+
+/* Returns what absmax is divided by to make a scale: see qc_int_scale. */
+static inline float qc_int_divisor(const qc_int_codes *how)
+{
+    return how->bits == 8 ? 127.0f : (float)(1 << (how->bits - 1)) - 0.5f;
+}
+
+/* Returns the bytes from a group's codes to the next group's. */
+static inline uint64_t qc_int_stride(const qc_int_codes *how, uint64_t group)
+{
+    return how->stride ? how->stride : qc_code_bytes(how->bits, group);
 }
 
 /* Return the least and the largest magnitude of an integer's scale: see qc_int_round_scale. */

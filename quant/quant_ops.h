@@ -76,10 +76,17 @@ typedef struct {
 /* Symmetric integers as compressed-tensors has them: the value of a code is (float)code * scale.
  * Sources: the formats int-quantized and pack-quantized of the compressed-tensors library. */
 typedef struct {
-    unsigned bits;        /* 4: codes are -8 to 7. 8: codes are -127 to 127 */
+    unsigned bits;        /* 2 to 7: codes are -2^(bits-1) to 2^(bits-1) - 1. 8: -127 to 127 */
     unsigned bias;        /* added to a code before it is stored: 0, or 2^(bits-1) */
     qc_dtype scale_dtype; /* F32, F16 or BF16: the values that a scale may have */
+    uint64_t stride;      /* bytes from a group's codes to the next group's; 0: there is no gap */
 } qc_int_codes;
+
+/* Returns how many bytes n codes take that lie without gaps. */
+static inline uint64_t qc_code_bytes(unsigned bits, uint64_t n)
+{
+    return n / 8 * bits + (n % 8 * bits + 7) / 8;
+}
 
 typedef struct {
     qc_isa isa;
@@ -148,9 +155,9 @@ typedef struct {
                                    uint64_t *first_overflow);
 
     /* Integers with one scale for every `group` elements: a block (of 32 to 4096) or a row. n is a
-     * multiple of group, and a group of 4-bit codes has an even number of elements.
+     * multiple of group, and a group begins with a byte.
      *
-     *   codes   4 bits: n / 2 bytes, element 2j in the low nibble; 8 bits: n bytes
+     *   codes   as qc_codes_pack has them; with a stride, zeros behind those of a group
      *   scales  n / group floats, as readers have them: qc_int_scale of the group's absmax
      *
      * code = y = x * (1.0f / scale), clamped and rounded half to even. The sums are final, with
@@ -177,8 +184,9 @@ typedef struct {
  * says. */
 const qc_quant_ops *qc_quant_ops_for(qc_isa isa);
 
-/* Returns the scale of a group by its absmax: absmax / 7.5 for 4 bits (7.5 lies between the ends of
- * the codes, -8 and 7), absmax / 127 for 8, one IEEE division each, then qc_int_round_scale. */
+/* Returns the scale of a group by its absmax: absmax / (2^(bits-1) - 0.5), which lies between the
+ * ends of the codes (7.5 for 4 bits), absmax / 127 for 8, one IEEE division each, then
+ * qc_int_round_scale. */
 float qc_int_scale(const qc_int_codes *how, float absmax);
 /* The value of scale_dtype that is nearest to a scale, ties to even. A magnitude below the smallest
  * normal one (F16: the smallest subnormal one) becomes that, so 1.0f / scale is always finite. One

@@ -7,6 +7,7 @@
  * Orders of summation and the rule for tiny blocks are in quant_internal.h. */
 #include "quant/quant_half.h"
 #include "quant/quant_internal.h"
+#include "quant/quant_pack.h"
 
 #include <math.h>
 #include <string.h>
@@ -277,7 +278,7 @@ float qc_int_round_scale(qc_dtype scale_dtype, float scale)
 
 float qc_int_scale(const qc_int_codes *how, float absmax)
 {
-    return qc_int_round_scale(how->scale_dtype, absmax / (how->bits == 4 ? 7.5f : 127.0f));
+    return qc_int_round_scale(how->scale_dtype, absmax / qc_int_divisor(how));
 }
 
 /* ---- integers, rows of int8, and decoding blocks of int8 ------------------------------------- */
@@ -307,19 +308,13 @@ ALWAYS const float *run_load(run *r, int through_f16, const void *src, qc_dtype 
     return through_f16 ? r->h : r->x;
 }
 
-ALWAYS void run_store_codes(const run *r, const qc_int_codes *how, unsigned char *codes,
-                            uint64_t first)
+ALWAYS void run_store_codes(const run *r, const qc_int_codes *how, unsigned char *codes)
 {
-    if (how->bits == 8) {
-        for (uint32_t i = 0; i < r->n; i++)
-            codes[first + i] = (unsigned char)((int)r->q[i] + (int)how->bias);
-        return;
-    }
-    for (uint32_t i = 0; i < r->n; i++) {
-        const unsigned stored = (unsigned)((int)r->q[i] + (int)how->bias) & 15u;
-        unsigned char *to = codes + (first + i) / 2;
-        *to = (unsigned char)((first + i) % 2 ? *to | stored << 4 : stored);
-    }
+    unsigned char stored[QC_ROW_FLUSH], *to = how->bits == 8 ? codes : stored;
+    for (uint32_t i = 0; i < r->n; i++)
+        to[i] = (unsigned char)((int)r->q[i] + (int)how->bias);
+    if (how->bits != 8)
+        qc_codes_pack(how->bits, stored, r->n, codes);
 }
 
 /* Adds the run's sums. unit: what errors and elements are multiplied by before they are squared;
@@ -347,6 +342,7 @@ ALWAYS void quantize_groups(const qc_int_codes *how, int rows, const void *src, 
                             qc_piece_sums *sums)
 {
     const float low = (float)qc_int_lowest(how), high = (float)qc_int_highest(how);
+    const uint64_t stride = qc_int_stride(how, group);
     run r;
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t k = 0; k < count; k++) {
@@ -362,7 +358,10 @@ ALWAYS void quantize_groups(const qc_int_codes *how, int rows, const void *src, 
         const float scale = rows ? absmax : qc_int_scale(how, absmax);
         const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
         const float factor = rows ? inverse * 127.0f : inverse;
+        unsigned char *to = (unsigned char *)codes + k * stride;
         scales[k] = scale;
+        memset(to + qc_code_bytes(how->bits, group), 0,
+               (size_t)(stride - qc_code_bytes(how->bits, group)));
         for (uint64_t at = begin; at < end; at += QC_ROW_FLUSH) {
             const float *seen =
                 run_load(&r, rows, src, dtype, at, qc_min_u32(end - at, QC_ROW_FLUSH));
@@ -372,7 +371,7 @@ ALWAYS void quantize_groups(const qc_int_codes *how, int rows, const void *src, 
                  * float16 has no absmax so small that the factor overflows. */
                 r.q[i] = qc_round_even(rows ? y : y > high ? high : y < low ? low : y);
             }
-            run_store_codes(&r, how, codes, at);
+            run_store_codes(&r, how, to + qc_code_bytes(how->bits, at - begin));
             run_add_error(&r, scale, rows ? QC_INT8_STEP : 1.0f, rows ? 1.0f : inverse,
                           rows ? 1.0 : (double)scale * (double)scale, at, sums);
         }
@@ -391,26 +390,28 @@ void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype d
     quantize_groups(how, 0, src, dtype, group ? n / group : 0, group, codes, scales, sums);
 }
 
-static int load_code(const qc_int_codes *how, const unsigned char *codes, uint64_t i)
-{
-    if (how->bits == 4)
-        return (int)((unsigned)codes[i / 2] >> (i % 2 * 4) & 15u) - (int)how->bias;
-    return how->bias ? (int)codes[i] - (int)how->bias : (int)(int8_t)codes[i];
-}
-
 /* Makes ((number * before) * scale) * after of n codes, of which `each` share a scale. */
-ALWAYS void dequantize_groups(const qc_int_codes *how, const void *codes, float before,
+ALWAYS void dequantize_groups(const qc_int_codes *how, const unsigned char *codes, float before,
                               const float *scales, float after, uint64_t n, uint64_t each,
                               void *dst, qc_dtype dst_dtype, uint64_t *first_overflow)
 {
+    const uint64_t stride = qc_int_stride(how, each);
     float x[QC_ROW_FLUSH];
+    unsigned char parted[QC_ROW_FLUSH];
     *first_overflow = UINT64_MAX;
-    for (uint64_t begin = 0; begin < n; begin += each, scales++) {
+    for (uint64_t begin = 0; begin < n; begin += each, scales++, codes += stride) {
         const uint64_t end = begin + qc_min_u64(n - begin, each);
         for (uint64_t at = begin; at < end; at += QC_ROW_FLUSH) {
             const uint32_t count = qc_min_u32(end - at, QC_ROW_FLUSH);
-            for (uint32_t i = 0; i < count; i++)
-                x[i] = (((float)load_code(how, codes, at + i) * before) * *scales) * after;
+            const unsigned char *from = codes + qc_code_bytes(how->bits, at - begin);
+            if (how->bits != 8) {
+                qc_codes_unpack(how->bits, from, count, parted);
+                from = parted;
+            }
+            for (uint32_t i = 0; i < count; i++) {
+                const int number = how->bias ? from[i] - (int)how->bias : (int)(int8_t)from[i];
+                x[i] = (((float)number * before) * *scales) * after;
+            }
             narrow(x, count, dst, dst_dtype, at, first_overflow);
         }
     }
@@ -420,16 +421,16 @@ static void int8_rows_dequantize(const int8_t *codes, const float *scb, uint64_t
                                  uint64_t cols, void *dst, qc_dtype dst_dtype,
                                  uint64_t *first_overflow)
 {
-    dequantize_groups(&int8_codes, codes, 1.0f, scb, QC_INT8_STEP, rows * cols, cols, dst,
-                      dst_dtype, first_overflow);
+    dequantize_groups(&int8_codes, (const void *)codes, 1.0f, scb, QC_INT8_STEP, rows * cols, cols,
+                      dst, dst_dtype, first_overflow);
 }
 
 static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uint64_t n,
                                    uint32_t block_elems, void *dst, qc_dtype dst_dtype,
                                    uint64_t *first_overflow)
 {
-    dequantize_groups(&int8_codes, codes, QC_INT8_STEP, absmax, 1.0f, n, block_elems, dst,
-                      dst_dtype, first_overflow);
+    dequantize_groups(&int8_codes, (const void *)codes, QC_INT8_STEP, absmax, 1.0f, n, block_elems,
+                      dst, dst_dtype, first_overflow);
 }
 
 void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const float *scales,

@@ -192,8 +192,8 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
     if (!w)
         QC_FAIL(err, QC_ERR_USAGE, "qc_weights_check: the weight is NULL");
     QC_TRY(qc_weights_check_sizes(w, !w->absmax, &blocks, err));
-    if (w->form.ops->integer && !w->form.block_elems) /* a row begins with a byte */
-        QC_TRY(check_whole(w, 8 / w->form.ops->bits, err));
+    if (w->form.ops->integer && !w->form.block_elems && !w->form.ops->words)
+        QC_TRY(check_whole(w, 8 / w->form.ops->bits, err)); /* a row begins with a byte */
     const uint64_t elems = w->rows * w->form.cols, want = qc_form_code_bytes(&w->form, elems);
     if (codes_bytes != want)
         QC_FAIL(err, QC_ERR_SHAPE,

@@ -13,7 +13,7 @@
  *   nf4           code_map[code] * scale
  *   int8 rows     ((float)code * scale) * QC_INT8_STEP
  *   int8 blocks   ((float)code * QC_INT8_STEP) * scale
- *   w4a16, w8a16, w8a8   (float)(code - bias) * scale
+ *   w2a16 to w8a16, w8a8 (float)(code - bias) * scale
  *
  * QC_INT8_STEP is 1/127 rounded to float. Where scales are double quantized, that of block b is
  * nested_map[absmax_codes[b]] * nested_absmax[b / nested_block] + offset (two roundings). */
@@ -28,14 +28,19 @@ extern "C" {
 #endif
 
 /* GPU kernels are compiled for some of these; all other code takes what it needs from the ops.
- * W4A16 and W8A16 are what compressed-tensors packs to 32-bit words, W8A8 what it keeps as I8. */
+ * W2A16 to W8A16 are what compressed-tensors packs to 32-bit words, W8A8 what it keeps as I8. */
 typedef enum {
     QC_FORM_NF4,
     QC_FORM_INT8_ROWS,
     QC_FORM_INT8_BLOCKS,
     QC_FORM_W4A16,
     QC_FORM_W8A16,
-    QC_FORM_W8A8
+    QC_FORM_W8A8,
+    QC_FORM_W2A16,
+    QC_FORM_W3A16,
+    QC_FORM_W5A16,
+    QC_FORM_W6A16,
+    QC_FORM_W7A16
 } qc_form_kind;
 
 /* The operations of a kind: quant/quant_form.h. Other programs hand the pointer on. */
@@ -53,13 +58,13 @@ typedef struct {
     float offset;          /* added to double quantized scales; 0 for NF4 as we make it */
     const float *code_map; /* NF4: [16] values of the codes, where the other arrays lie; NULL: those
                               of NF4 */
-    qc_dtype scale_dtype;  /* F32, F16 or BF16 where the form leaves it open (W4A16, W8A16, W8A8) */
+    qc_dtype scale_dtype;  /* F32, F16 or BF16 where the form leaves it open (integers) */
 } qc_form;
 
 typedef struct {
     qc_form form; /* cols: K; nested: absmax is NULL */
     uint64_t rows;
-    const void *codes;   /* codes of 4 bits are two to a byte */
+    const void *codes;   /* see qc_form_code_bytes */
     const float *absmax; /* [blocks] or [rows] (SCB); NULL where double quantized */
 
     /* double quantization */

@@ -14,8 +14,8 @@
  *                                     are stored one by one, and lane r is what row r leaves
  *   qc_wide_bits, qc_wide_of_bits     floats as their bits, and back
  *   qc_wide_round, qc_wide_of_int     to the nearest integer, half to even; and back
- *   qc_wide_int_xor                   each integer xor a mask
- *   qc_wide_store_words, _store_int8  integers that fit, as 16 or 8 bits
+ *   qc_wide_store_words               integers that fit, as 16 bits
+ *   qc_wide_store_biased              the same plus a bias, as 8 bits
  *   qc_wide_store_nibbles             32 integers plus bias, 0 .. 15 then, as nibbles in order: the
  *                                     first of a byte is the low or the high one */
 #ifndef QC_QUANT_QUANT_WIDE_H

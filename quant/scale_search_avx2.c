@@ -2,6 +2,7 @@
  * Orders and meaning: scale_search_internal.h. Tables of 32 entries are gathered: they lie in L1,
  * and a choice among four permutes took as long. */
 #include "quant/quant_half.h"
+#include "quant/quant_pack.h"
 #include "quant/quant_simd_tables.h"
 #include "quant/quant_wide.h"
 #include "quant/scale_search_internal.h"

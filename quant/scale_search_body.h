@@ -164,14 +164,14 @@ static float encode_table(const float *x, uint32_t n, unsigned blocks, const flo
     return qc_wide_largest(largest);
 }
 
-/* Stores the codes of the numbers q: 32 of four bits, or 16 of eight. */
+/* Stores the codes of the numbers q: 32 of four bits, or 16 in bytes. */
 QC_INLINE void store_numbers(const qc_form_ops *form, unsigned bits, uint8_t *codes,
                              const qc_wide_int *q)
 {
     if (bits == 4)
         qc_wide_store_nibbles(codes, q[0], q[1], form->zero, form->low_first);
-    else /* a zero of 128 turns the sign bit over */
-        qc_wide_store_int8(codes, qc_wide_int_xor(q[0], (int8_t)form->zero));
+    else
+        qc_wide_store_biased(codes, q[0], form->zero);
 }
 
 /* Returns the number of the code nearest to y, as an integer and as a float. */
@@ -206,13 +206,18 @@ QC_INLINE float encode_numbers(const float *x, uint32_t n, const qc_form_ops *fo
 static float encode(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
                     const float *inv, const float *s, uint8_t *codes)
 {
+    uint8_t bytes[QC_BLOCK_MAX];
+    const int whole = form->bits == 4 || form->bits == 8;
     if (qc_form_is_table(form))
         return encode_table(x, n, blocks, inv, s, codes);
     float largest = 0.0f;
-    for (unsigned b = 0; b < blocks; b++, x += n, codes += n * form->bits / 8) {
-        const float error = form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], codes)
-                                            : encode_numbers(x, n, form, 8, inv[b], s[b], codes);
+    for (unsigned b = 0; b < blocks; b++, x += n, codes += n / 8 * form->bits) {
+        const float error =
+            form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], codes)
+                            : encode_numbers(x, n, form, 8, inv[b], s[b], whole ? codes : bytes);
         largest = error > largest ? error : largest;
+        if (!whole)
+            qc_codes_pack(form->bits, bytes, n, codes);
     }
     return largest;
 }
@@ -224,9 +229,10 @@ static float encode_row(const float *x, const float *h, uint32_t n, const qc_for
     const qc_wide scale = qc_wide_all(s), step = qc_wide_all(form->step);
     const qc_wide unit = qc_wide_all(qc_search_row_unit(form, s));
     const unsigned together = form->bits == 4 ? 2 : 1;
+    uint8_t bytes[QC_ROW_FLUSH], *to = form->bits == 4 || form->bits == 8 ? codes : bytes;
     const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f), ee_sum = largest, xx_sum = largest;
-    for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
+    for (uint32_t i = 0; i < n; i += 16 * together, to += 16) {
         qc_wide_int q[2];
         for (unsigned k = 0; k < together; k++) {
             qc_wide v = qc_wide_load(x + i + 16 * k);
@@ -238,8 +244,10 @@ static float encode_row(const float *x, const float *h, uint32_t n, const qc_for
             xx_sum = qc_wide_fma(y, y, xx_sum);
             largest = qc_wide_larger(largest, e);
         }
-        store_numbers(form, form->bits, codes, q);
+        store_numbers(form, form->bits, to, q);
     }
+    if (form->bits != 4 && form->bits != 8)
+        qc_codes_pack(form->bits, bytes, n, codes);
     *ee = qc_wide_fold(ee_sum);
     *xx = qc_wide_fold(xx_sum);
     return qc_wide_largest(largest);

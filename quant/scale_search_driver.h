@@ -16,7 +16,6 @@
 #include <string.h>
 
 static const float nf4_steps[QC_SEARCH_NF4_LATTICE] = QC_SEARCH_NF4_STEPS;
-static const float int8_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_INT8_STEPS;
 static const float int4_steps[QC_SEARCH_PAIR] = QC_SEARCH_INT4_STEPS;
 static const float refit_shares[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
 
@@ -316,7 +315,7 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
         if (!whole)
             memcpy(codes, to, bytes);
     } else {
-        memset(codes, qc_form_zero_byte(c->form->ops), bytes);
+        qc_form_put_zeros(c->form->ops, codes, n);
     }
     c->sums->sum_xx += b->xx;
     c->sums->sum_ee += best->error;
@@ -380,7 +379,8 @@ static void nested_scales(const search *c, const lattice *l, unsigned count)
     }
 }
 
-/* Does the same without double quantization. Scales have the sign of the target. */
+/* Does the same without double quantization. Scales have the sign of the target, or of what it is
+ * multiplied by. */
 static inline void plain_scales(const search *c, unsigned count, unsigned tried)
 {
     const qc_search_scratch *s = c->scratch;
@@ -389,13 +389,14 @@ static inline void plain_scales(const search *c, unsigned count, unsigned tried)
     for (unsigned i = 0; i < count; i++) {
         const float size = c->screen ? fabsf(s->target[i]) : s->of[i].absmax;
         for (unsigned j = 0; j < tried; j++)
-            scale[i * tried + j] = size * c->steps[j] / divisor;
+            scale[i * tried + j] = size * fabsf(c->steps[j]) / divisor;
     }
     if (c->form->ops->integer)
         qc_search_round_scales(steps.ops, c->form->scale_dtype, scale, tried * count);
     for (unsigned i = 0; i < count; i++)
         for (unsigned j = 0; j < tried; j++)
-            scale[i * tried + j] = copysignf(scale[i * tried + j], s->target[i]);
+            scale[i * tried + j] =
+                copysignf(scale[i * tried + j], c->screen ? s->target[i] : c->steps[j]);
 }
 
 static inline void find_scales(const search *c, const lattice *l, unsigned count, unsigned tried)
@@ -441,8 +442,7 @@ static void settle_block(const search *c, const lattice *l, uint64_t first, unsi
     choice best = {.code = c->form->nested ? s->nearest[i] : 0};
     if (b->target == 0.0f) {
         best.s = c->form->nested ? scale_of(l, best.code) : qc_form_round_scale(c->form, 0.0f);
-        memset(codes_of(c, first + i), qc_form_zero_byte(c->form->ops),
-               (size_t)qc_form_code_bytes(c->form, block_count(c, first + i)));
+        qc_form_put_zeros(c->form->ops, codes_of(c, first + i), block_count(c, first + i));
     } else {
         const uint32_t n = read_scaled(c, first + i, b);
         if (c->refits) {
@@ -562,7 +562,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
                       .tried = candidate_count(form, refits),
                       .steps = table      ? nf4_steps
                                : screened ? int4_steps
-                                          : int8_steps,
+                                          : qc_search_steps_of[0][form->ops->bits - 2],
                       .screen = screened ? tables->screen[list] : NULL,
                       .factor = screened ? tables->factor[list] : NULL,
                       .reach = qc_form_reach(form->ops),

@@ -33,12 +33,11 @@
  * QC_SEARCH_INT8_STEPS[j]
  *
  * Integers (`integer` of qc_form_ops; never nested): as int8, but inv = 1.0f / s, w = s, codes are
- * clamped to those of the form, and x' = q * s. Candidates of 4 bits are qc_int_round_scale(|t| *
- * QC_SEARCH_INT4_STEPS[j]) with the sign of t. Those of 8 bits, and of rows, are
- * qc_int_round_scale(a * f / reach) in this order of operations, where reach is the largest
- * magnitude of a code: f is QC_SEARCH_INT8_STEPS[j], by rows QC_SEARCH_ROW_STEPS[j], or by rows of
- * 4 bits QC_SEARCH_INT4_ROW_FACTORS[j / 2], where an odd j has the negative scale. One is usable if
- * a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
+ * clamped to those of the form, and x' = q * s. Candidates of groups of 4 bits are
+ * qc_int_round_scale(|t| * QC_SEARCH_INT4_STEPS[j]) with the sign of t. All others are
+ * qc_int_round_scale(a * |f| / reach) with the sign of f, in this order of operations, where reach
+ * is the largest magnitude of a code and f is qc_search_steps_of[by rows][bits - 2][j]. One is usable
+ * if a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
  *
  * With it, for a group, once all its blocks have targets:
  *     N = largest |t - offset| over its blocks that are not zero (0 if there are none); not finite:
@@ -77,7 +76,6 @@
 #define QC_SEARCH_INT8_WIDE   32u
 #define QC_SEARCH_REFIT_COUNT 4u
 #define QC_SEARCH_INT8_TARGET 1.02f
-#define QC_SEARCH_INT4_PAIRS  (QC_SEARCH_CANDIDATES / 2)
 #define QC_SEARCH_WIDE_BLOCK  512u /* from this size on the second list of factors is used */
 
 /* Two lists are for NF4, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the
@@ -117,10 +115,39 @@
         0.70f, 0.80f, 0.86f, 0.90f, 0.92f, 0.94f, 0.95f, 0.96f, 0.97f, 0.975f, 0.98f, 0.985f,      \
             0.99f, 0.995f, 1.0f, 1.005f                                                            \
     }
-/* Scales of four-bit integers are tried with either sign, because -8 has no mirror. */
-#define QC_SEARCH_INT4_ROW_FACTORS                                                                 \
+/* For codes of 2 to 8 bits, in groups and by rows. Below 8 bits a scale may be negative, because the
+ * lowest number has no mirror. The factors for 2, 3, 5, 6 and 7 bits are the sixteen that together
+ * leave the least error of normal and of Student's t weights, chosen one after another from a grid
+ * of 0.01 (docs/theory/scale_search.md). Groups of 4 bits have a screen instead. */
+#define QC_SEARCH_GROUP_FACTORS                                                                    \
     {                                                                                              \
-        0.30f, 0.40f, 0.49f, 0.58f, 0.67f, 0.76f, 0.85f, 0.95f                                     \
+        {-0.44f, 0.48f,  -0.54f, 0.59f,  -0.62f, 0.67f,  -0.68f, -0.74f,                           \
+         0.75f,  -0.79f, 0.82f,  -0.84f, 0.90f,  -0.91f, 1.00f,  -1.02f},                          \
+            {0.65f,  -0.68f, 0.75f,  -0.76f, 0.82f,  -0.82f, 0.87f,  -0.87f,                       \
+             -0.91f, 0.92f,  -0.95f, 0.97f,  -1.00f, 1.03f,  -1.06f, 1.22f},                       \
+            {0.0f}, {-0.93f, 0.94f,  -0.95f, 0.96f,  -0.97f, 0.98f, -0.98f, 0.99f,                 \
+                     -0.99f, -1.00f, 1.01f,  -1.01f, 1.04f,  1.06f, 1.08f,  1.13f},                \
+            {0.98f, -0.98f, 0.99f, -0.99f, 1.00f, -1.00f, 1.01f, -1.01f,                           \
+             1.02f, 1.03f,  1.04f, 1.06f,  1.07f, 1.10f,  1.11f, 1.14f},                           \
+            {0.99f, -0.99f, 1.00f, -1.00f, 1.01f, 1.02f, 1.03f, 1.04f,                             \
+             1.05f, 1.06f,  1.07f, 1.08f,  1.09f, 1.10f, 1.12f, 1.14f},                            \
+            QC_SEARCH_INT8_STEPS                                                                   \
+    }
+#define QC_SEARCH_ROW_FACTORS                                                                      \
+    {                                                                                              \
+        {0.26f,  -0.26f, -0.30f, 0.33f, -0.36f, 0.39f,  -0.42f, 0.48f,                             \
+         -0.50f, 0.54f,  -0.58f, 0.60f, 0.66f,  -0.66f, -0.75f, 0.76f},                            \
+            {-0.26f, 0.28f,  -0.36f, 0.37f,  0.44f, -0.45f, 0.54f, -0.57f,                         \
+             0.63f,  -0.65f, 0.70f,  -0.71f, 0.76f, -0.78f, 0.84f, -0.87f},                        \
+            {0.30f, -0.30f, 0.40f, -0.40f, 0.49f, -0.49f, 0.58f, -0.58f,                           \
+             0.67f, -0.67f, 0.76f, -0.76f, 0.85f, -0.85f, 0.95f, -0.95f},                          \
+            {0.47f,  -0.48f, 0.62f, -0.62f, -0.71f, 0.77f,  -0.79f, 0.83f,                         \
+             -0.84f, -0.89f, 0.90f, -0.92f, 0.95f,  -0.95f, -0.97f, 0.99f},                        \
+            {-0.77f, 0.78f,  -0.82f, 0.84f, -0.88f, 0.90f, -0.90f, -0.92f,                         \
+             0.93f,  -0.94f, 0.95f,  0.97f, -0.97f, 0.99f, -0.99f, 1.02f},                         \
+            {0.90f,  -0.91f, 0.93f,  -0.94f, 0.95f,  0.97f, -0.97f, 0.98f,                         \
+             -0.98f, 0.99f,  -0.99f, 1.00f,  -1.00f, 1.01f, 1.02f,  1.03f},                        \
+            QC_SEARCH_ROW_STEPS                                                                    \
     }
 /* 1 - k / 32 */
 #define QC_SEARCH_REFITS                                                                           \
@@ -129,24 +156,19 @@
     }
 
 extern const float qc_search_factor[QC_SEARCH_LISTS][QC_SEARCH_FACTORS];
-extern const float qc_search_int4_row_factor[QC_SEARCH_INT4_PAIRS];
+/* Indexed by whether a form has a scale for each row, and by its bits less 2. */
+extern const float qc_search_steps_of[2][7][QC_SEARCH_CANDIDATES];
 
 /* Returns the list of factors, or QC_SEARCH_LISTS for a form without a screen. */
 static inline unsigned qc_search_list(const qc_form_ops *form, uint32_t block_elems)
 {
     const unsigned first = qc_form_is_table(form) ? 0 : 2;
-    return form->signed_scales ? first + (block_elems >= QC_SEARCH_WIDE_BLOCK) : QC_SEARCH_LISTS;
+    return form->bits == 4 ? first + (block_elems >= QC_SEARCH_WIDE_BLOCK) : QC_SEARCH_LISTS;
 }
 
 /* Rounds n magnitudes as qc_int_round_scale does it for each, with the table's casts. n is at most
  * QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES. */
 void qc_search_round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s, unsigned n);
-
-/* The candidates of an integer's scale (`integer` of qc_form_ops), for a block of 8 bits or a row
- * whose largest magnitude is absmax. Writes QC_SEARCH_CANDIDATES; steps [QC_SEARCH_CANDIDATES] are
- * the factors for 8 bits. */
-void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, float absmax,
-                              const float *steps, float *s);
 
 /* screen: [list][level + 127][candidate] is 32768 * the squared distance, rounded half to even in
  * double; the last row is 0. nf4_low, nf4_high: for y in [-1, 1] and k = y * QC_NF4_BUCKETS

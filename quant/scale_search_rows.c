@@ -6,8 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-static const float row_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_ROW_STEPS;
-
 typedef struct {
     _Alignas(64) float x[QC_ROW_FLUSH]; /* widened source */
     _Alignas(64) float h[QC_ROW_FLUSH]; /* after float16 */
@@ -51,10 +49,14 @@ static float best_scale(const row_search *c, uint64_t first, float absmax)
     const qc_form_ops *form = c->form->ops;
     float s[QC_SEARCH_CANDIDATES], inv[QC_SEARCH_CANDIDATES], rr[QC_SEARCH_CANDIDATES];
     double error[QC_SEARCH_CANDIDATES] = {0.0};
+    const float *steps = qc_search_steps_of[1][form->bits - 2];
+    const float reach = form->integer ? qc_form_reach(form) : 1.0f;
+    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++)
+        s[j] = absmax * fabsf(steps[j]) / reach;
     if (form->integer)
-        qc_search_integer_scales(c->steps->ops, c->form, absmax, row_steps, s);
+        qc_search_round_scales(c->steps->ops, c->form->scale_dtype, s, QC_SEARCH_CANDIDATES);
     for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
-        s[j] = form->integer ? s[j] : absmax * row_steps[j];
+        s[j] = copysignf(s[j], steps[j]);
         inv[j] = qc_search_inverse(form, s[j]);
     }
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
@@ -89,6 +91,20 @@ void qc_search_note_largest(const qc_form_ops *form, const float *x, uint32_t n,
     }
 }
 
+/* Takes the first n codes, which end a row, without what was added to them. */
+static void take_codes(const qc_form *form, const uint8_t *from, uint32_t n, uint8_t *to)
+{
+    const uint64_t bytes = qc_code_bytes(form->ops->bits, n);
+    memcpy(to, from, (size_t)bytes);
+    if (!qc_form_has_gaps(form))
+        return;
+    const unsigned used = n * form->ops->bits % 8;
+    if (used > 0)
+        to[bytes - 1] &= (uint8_t)((1u << used) - 1);
+    const uint64_t end = qc_form_row_bytes(form), at = qc_code_bytes(form->ops->bits, form->cols);
+    memset(to + bytes, 0, (size_t)(end - at));
+}
+
 static void encode_row(const row_search *c, uint64_t first, float scale, qc_piece_sums *sums)
 {
     const double s2 = c->form->ops->integer ? (double)scale * (double)scale : 1.0;
@@ -100,7 +116,7 @@ static void encode_row(const row_search *c, uint64_t first, float scale, qc_piec
         float largest = c->steps->encode_row(c->run->x, c->seen, qc_search_padded(n), c->form->ops,
                                              scale, to, &ee, &xx);
         if (to == c->run->codes)
-            memcpy(codes, to, (size_t)qc_form_code_bytes(c->form, n));
+            take_codes(c->form, to, n, codes);
         sums->sum_ee += (double)ee * s2;
         sums->sum_xx += (double)xx * s2;
         if ((double)largest > sums->max_err)

@@ -8,7 +8,8 @@
 #define SAMPLE_GROUPS 64u
 
 const float qc_search_factor[QC_SEARCH_LISTS][QC_SEARCH_FACTORS] = {QC_SEARCH_FACTOR_VALUES};
-const float qc_search_int4_row_factor[QC_SEARCH_INT4_PAIRS] = QC_SEARCH_INT4_ROW_FACTORS;
+const float qc_search_steps_of[2][7][QC_SEARCH_CANDIDATES] = {QC_SEARCH_GROUP_FACTORS,
+                                                              QC_SEARCH_ROW_FACTORS};
 
 static qc_search_tables tables;
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
@@ -84,20 +85,6 @@ void qc_search_round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s, u
         const float above = s[j] < least ? least : s[j];
         s[j] = above > most ? most : above;
     }
-}
-
-void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, float absmax,
-                              const float *steps, float *s)
-{
-    const float reach = qc_form_reach(form->ops);
-    const int either_sign = form->ops->signed_scales;
-    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
-        const float factor = either_sign ? qc_search_int4_row_factor[j / 2] : steps[j];
-        s[j] = absmax * factor / reach;
-    }
-    qc_search_round_scales(ops, form->scale_dtype, s, QC_SEARCH_CANDIDATES);
-    for (unsigned j = 1; either_sign && j < QC_SEARCH_CANDIDATES; j += 2)
-        s[j] = -s[j];
 }
 
 uint64_t qc_search_sample_count(uint64_t groups)

@@ -30,21 +30,25 @@ typedef struct {
 
 /* ---- what a cut gives ----------------------------------------------------------------------- */
 
-/* How many elements a cut never divides: a byte of codes, or the smallest block. */
+/* How many elements a cut never divides: whole words of codes, or the smallest block. */
 static uint64_t least_of(const qc_form *f)
 {
-    return !qc_form_by_rows(f) ? BLOCK_LEAST : f->ops->bits == 4 ? 2 : 1;
+    const unsigned bits = f->ops->bits;
+    return !qc_form_by_rows(f) ? BLOCK_LEAST
+           : f->ops->words     ? 32 / power_in(bits, 8)
+           : bits == 4         ? 2
+                               : 1;
 }
 
 static uint64_t columns_unit(const qc_form *f)
 {
-    return f->cols % least_of(f) == 0 ? least_of(f) : f->cols;
+    return f->ops->words || f->cols % least_of(f) == 0 ? least_of(f) : f->cols;
 }
 
 /* After how many rows a row begins with a multiple of `elems`, a power of two. */
 static uint64_t rows_unit(const qc_form *f, uint64_t elems)
 {
-    return elems / power_in(f->cols, elems);
+    return f->ops->words ? 1 : elems / power_in(f->cols, elems);
 }
 
 static qc_status check_part(const qc_weights *w, const qc_weights_part *p, qc_error *err)
@@ -131,7 +135,7 @@ static qc_status plan(cut *c, const qc_weights *w, const qc_weights_part *p, qc_
     c->codes_copied = c->runs > 1;
     if (!qc_form_by_rows(&w->form))
         divide_scales(c);
-    c->codes_bytes = qc_form_code_bytes(&w->form, c->length) * c->runs;
+    c->codes_bytes = qc_form_code_bytes(&c->out.form, c->length) * c->runs;
     c->scales_offset = c->codes_copied ? qc_align_u64(c->codes_bytes, ALIGNMENT) : 0;
     const uint64_t each = c->nested > 0 ? 1 : sizeof(float);
     c->nested_offset =
@@ -188,7 +192,7 @@ static void write_slice(const cut *c, unsigned char *memory, qc_weights *out)
     if (c->length == 0)
         return;
     out->codes = c->codes_copied ? memory : codes_at(w, c->first);
-    const size_t bytes = (size_t)qc_form_code_bytes(&w->form, c->length);
+    const size_t bytes = (size_t)qc_form_code_bytes(&c->out.form, c->length);
     for (uint64_t run = 0; c->codes_copied && run < c->runs; run++)
         memcpy(memory + run * bytes, codes_at(w, c->first + run * w->form.cols), bytes);
     if (!qc_form_by_rows(&w->form))

@@ -126,13 +126,14 @@ static qc_status run_and_close(qc_calibrator *k, qc_error *err)
     return st;
 }
 
-qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan,
-                             const qc_candidate *rows, qc_error *err)
+qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES],
+                             qc_candidate_form (*forms)[QC_CANDIDATES], const qc_plan *plan,
+                             qc_error *err)
 {
     qc_calibrate_report r = {0};
     qc_calibrator k = calibrator_of(plan, &r);
     k.costs = costs;
-    k.candidates = rows;
+    k.forms = forms;
     return run_and_close(&k, err);
 }
 

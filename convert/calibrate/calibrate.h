@@ -59,12 +59,13 @@ QC_NODISCARD qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan 
  * information of the weight, in the factors of Martens and Grosse 2015. E is what feedback along
  * the columns leaves, without sweeps, which lower all errors alike (docs/decisions/0028).
  *
- * costs [plan->job_count][QC_CANDIDATES] has HUGE_VAL where a cost is wanted, of a job that
- * is quantized, and gets it in nats for each token. A cost stays wanted where moments are missing
- * or of too few tokens. rows: the candidates, as qc_candidates_of has them. plan has begun; its
- * options name the moments. It is computed on the CPU, says how long that takes, and depends on the
- * processor, not on threads. Errors are those of qc_calibrate_run. */
-QC_NODISCARD qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan,
-                                          const qc_candidate *rows, qc_error *err);
+ * costs [plan->job_count][QC_CANDIDATES] has HUGE_VAL where a cost is wanted, of a job that is
+ * quantized, and gets it in nats for each token. A cost stays wanted where moments are missing or
+ * of too few tokens. forms [plan->job_count] has what the candidates make of it. plan has begun;
+ * its options name the moments. It is computed on the CPU, says how long that takes, and depends on
+ * the processor, not on threads. Errors are those of qc_calibrate_run. */
+QC_NODISCARD qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES],
+                                          qc_candidate_form (*forms)[QC_CANDIDATES],
+                                          const qc_plan *plan, qc_error *err);
 
 #endif

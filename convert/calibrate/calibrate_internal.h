@@ -53,7 +53,7 @@ typedef struct {
     qc_progress *progress; /* counts predicted microseconds */
     /* Where only costs are wanted (calibrate.h), and the candidates; else NULL. */
     double (*costs)[QC_CANDIDATES];
-    const qc_candidate *candidates;
+    qc_candidate_form (*forms)[QC_CANDIDATES];
     qc_arena arena;
 } qc_calibrator;
 

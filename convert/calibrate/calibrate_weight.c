@@ -160,7 +160,7 @@ static qc_status find_costs(const qc_calibrator *k, uint32_t job, const float *w
         qc_feedback_result result = {0};
         if (!isinf(k->costs[job][c]))
             continue;
-        qc_job_set_form(&j, k->candidates[c].scheme, k->candidates[c].block_elems,
+        qc_job_set_form(&j, k->forms[job][c].scheme, k->forms[job][c].block_elems,
                         k->o->recipe.double_quant);
         st = qc_calibrated_alloc_job(&arrays, &j, 0, err);
         qc_feedback_out out = qc_calibrate_out(k, job, &arrays);

@@ -320,7 +320,7 @@ static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t firs
     const qc_job weight = qc_calibrated_weight(c->plan, job), *j = &weight;
     const shape s = shape_of(c->plan, job);
     uint64_t per_scale = qc_form_scale_elems(&j->form);
-    uint64_t per_byte = 8 / j->form.ops->bits;
+    const uint64_t codes_at = qc_form_code_bytes(&j->form, first);
     void *room = NULL;
     if (!qc_calibrated_has(c, job) || first % per_scale != 0 || first > j->elems ||
         n > j->elems - first ||
@@ -333,8 +333,8 @@ static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t firs
     QC_TRY(qc_malloc(&room, PIECE_BYTES, err));
     qc_status st = QC_OK;
     if (to->codes)
-        st = read_range(c, job, &s, first / per_byte, to->codes, qc_ceil_div_u64(n, per_byte), room,
-                        err);
+        st = read_range(c, job, &s, codes_at, to->codes,
+                        qc_form_code_bytes(&j->form, first + n) - codes_at, room, err);
     if (st == QC_OK)
         st = read_scales(c, job, &s, to, first / per_scale, qc_ceil_div_u64(n, per_scale), room,
                          err);
@@ -623,11 +623,8 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
         why = (qc_error){0};
         st = qc_journal_open(&c->journal, path, take_record, c, NULL, &why);
     }
-    if (st != QC_OK) {
-        if (err)
-            *err = why;
-        return why.code;
-    }
+    if (st != QC_OK)
+        return qc_error_pass(err, &why, why.code);
     if (c->has_identity)
         return QC_OK;
     /* Weights that lie in the folder without a journal belong to nobody. */

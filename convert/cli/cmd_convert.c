@@ -96,7 +96,7 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
             first->form.block_elems);
 }
 
-/* With --vram the placement on devices decides how the shards are cut. */
+/* With --vram the placement on devices decides how the shards are cut. --bits needs none. */
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
 {
@@ -111,7 +111,7 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, &o->convert.plan, err));
     QC_TRY(qc_planned_model_check(placed, o->model, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));
-    for (uint32_t i = 0; i < placed->fit.budget->count; i++) {
+    for (uint32_t i = 0; placed->fit.budget && i < placed->fit.budget->count; i++) {
         const qc_fit_device *d = &placed->fit.devices[i];
         qc_console_detail(&o->call, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
                           d->device->name, d->layers, qc_text_bytes(bytes, d->weight_bytes),
@@ -146,7 +146,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_plan *plan = &unplaced;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o->call, "%s", model->warnings[i]);
-    if (o->convert.plan.fit.vram.count) {
+    if (o->convert.plan.fit.vram.count || o->convert.plan.recipe.to == QC_TO_AUTO) {
         QC_TRY(plan_placed(&placed, o, model, report, err));
         plan = &placed.plan;
     } else {
@@ -162,7 +162,8 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     report->dry_run = o->convert.dry_run;
     report->compressed = o->convert.plan.compress;
     qc_parts_fill_report(report, plan, QC_SHARE_ALL);
-    QC_TRY(settle_loaders(report, plan, o, plan == &placed.plan ? &placed.fit : NULL, err));
+    QC_TRY(settle_loaders(report, plan, o,
+                          plan == &placed.plan && placed.fit.budget ? &placed.fit : NULL, err));
     QC_TRY(qc_calibrate_choose(plan, o->devices, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {
@@ -187,6 +188,8 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_strbuf_deinit(&device_map);
     QC_TRY(st);
     warn_of_straddling(plan, o);
+    if (qc_to_quantizes(o->convert.plan.recipe.to) && report->parts_left_count == 0)
+        report->left = qc_promise_count_left(plan);
     return QC_OK;
 }
 
@@ -253,6 +256,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         else if (!o->call.quiet)
             st = qc_report_text(&report, &out, err);
         st = qc_console_deliver(st, &out, NULL, err);
+        if (st == QC_OK)
+            st = qc_promise_check_left(&report.left, o->out, err);
     }
     qc_checkpoint_close(model);
     return st;

@@ -19,11 +19,8 @@ static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_error *err)
         return QC_OK;
     qc_status st = qc_devices_choose(d, (qc_device_options){o->devices.work, NULL}, UINT64_MAX,
                                      o->call.arena, &why);
-    if (st == QC_ERR_NOMEM) {
-        if (err)
-            *err = why;
-        return st;
-    }
+    if (st == QC_ERR_NOMEM)
+        return qc_error_pass(err, &why, st);
     if (st != QC_OK)
         return qc_arena_strndup(o->call.arena, &h->quantizes_why, why.msg, strlen(why.msg), err);
     h->quantizes_on = d->text;

@@ -15,7 +15,7 @@
 /* "nf4 b64 dq", "w4a16 b128 zero points act-order", "gptq b128 4 bit" */
 static const char *scheme_text(char out[128], const qc_tensor_facts *tf)
 {
-    const qc_coded_weight *n = tf->is_integer ? tf->coded : NULL;
+    const qc_coded_weight *n = tf->is_packed ? tf->coded : NULL;
     const int named = n && (n->coding == QC_CODING_GPTQ || n->coding == QC_CODING_AWQ);
     char bits[16] = "", scheme[QC_SCHEME_TEXT_BYTES];
     if (named) /* by its tool, so the name tells no bits, and zero points are always there */
@@ -50,7 +50,7 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
     uint64_t bytes = 0;
     int integers = 0;
     for (size_t i = 0; i < f->model->tensor_count; i++)
-        integers |= f->tensors[i].is_integer;
+        integers |= f->tensors[i].is_packed;
     for (size_t i = 0; i < m->source_count; i++)
         bytes += m->sources[i].bytes;
     qc_strbuf_putf(out, "  made by   qconv %s, --to %s", m->qconv_version, m->to);

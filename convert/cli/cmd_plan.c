@@ -38,27 +38,42 @@ static qc_status choose_devices(qc_budget *vram, qc_arena *arena, const qc_call 
     return qc_budget_parse(vram, arena, "cpu", err);
 }
 
+/* Makes the commands by which a plan that fits comes true. */
+static qc_status make_commands(qc_fit_report *r, const qc_options *o, qc_error *err)
+{
+    const qc_known_model *known = r->has_weights ? NULL : qc_known_model_meant(r->model);
+    const char *model = known ? strchr(known->id, '/') + 1 : r->model;
+    qc_strbuf text;
+    if (known)
+        QC_TRY(qc_arena_printf(r->arena, &r->download, err, "hf download %s --local-dir %s",
+                               known->id, model));
+    qc_strbuf_init(&text, MAX_TEXT_BYTES);
+    qc_shell_word(&text, strchr(o->program, '/') ? o->program : "qconv");
+    if (!o->convert.plan.recipe.to_given)
+        qc_strbuf_putf(&text, " --to %s", r->to);
+    qc_strbuf_puts(&text, o->for_convert);
+    if (!strstr(o->for_convert, "--vram "))
+        qc_strbuf_putf(&text, " --vram %s", r->fit->budget->text);
+    qc_strbuf_puts(&text, " --compress none ");
+    qc_shell_word(&text, model);
+    qc_strbuf_puts(&text, " OUT");
+    qc_status st = qc_strbuf_status(&text, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(r->arena, &r->convert, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
 /* Says how a plan that fits comes true, and what loads the output then. */
 static qc_status add_next(const qc_fit_report *r, const qc_options *o, qc_strbuf *out,
                           qc_error *err)
 {
-    const qc_known_model *known = r->has_weights ? NULL : qc_known_model_meant(r->model);
-    const char *model = known ? strchr(known->id, '/') + 1 : r->model;
     qc_loaders plain = *r->loaders;
     plain.compressed = 0;
     qc_strbuf_puts(out, "\n");
-    if (known)
-        qc_strbuf_putf(out, "  hf download %s --local-dir %s\n", known->id, model);
-    qc_strbuf_puts(out, "  ");
-    qc_shell_word(out, strchr(o->program, '/') ? o->program : "qconv");
-    if (!o->convert.plan.recipe.to_given)
-        qc_strbuf_putf(out, " --to %s", r->to);
-    qc_strbuf_puts(out, o->for_convert);
-    if (!strstr(o->for_convert, "--vram "))
-        qc_strbuf_putf(out, " --vram %s", r->fit->budget->text);
-    qc_strbuf_puts(out, " --compress none ");
-    qc_shell_word(out, model);
-    qc_strbuf_puts(out, " OUT\n");
+    if (r->download)
+        qc_strbuf_putf(out, "  %s\n", r->download);
+    qc_strbuf_putf(out, "  %s\n", r->convert);
     if (r->fit->ranks == 0)
         return qc_next_steps_text(&plain, o->program, "OUT", out, err);
     qc_strbuf_puts(out, "  ");
@@ -144,6 +159,8 @@ static qc_status plan_and_print(const qc_options *o, qc_arena *arena,
         QC_TRY(qc_console_deliver(qc_device_map_text(&map, arena, &planned.fit, err), &map,
                                   o->device_map, err));
     }
+    if (planned.fit.fits)
+        QC_TRY(make_commands(&r, o, err));
     return print_plan(&r, o, err);
 }
 

@@ -154,11 +154,8 @@ static qc_status check_weights(const qc_options *o, const qc_manifest *m, qc_sca
     if (st == QC_OK)
         st = find_weights(output, o->call.arena, m, &why);
     qc_checkpoint_close(output);
-    if (st != QC_OK && qc_status_exit_code(st) != qc_status_exit_code(QC_ERR_INPUT)) {
-        if (err)
-            *err = why;
-        return st;
-    }
+    if (st != QC_OK && qc_status_exit_code(st) != qc_status_exit_code(QC_ERR_INPUT))
+        return qc_error_pass(err, &why, st);
     r->problem_count = st != QC_OK;
     r->first.what = st != QC_OK ? "the quantized weights" : NULL;
     return qc_arena_strdup(o->call.arena, &r->first.why, why.msg, err);

@@ -148,9 +148,10 @@ const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_t
 const qc_text_row qc_python_command_table[] = {
     {"eval", "measure perplexity and KL divergence of a model on a text", 0},
     {"calibrate", "convert with codes and scales that a text chooses", 0},
+    {"importance", "weigh errors of weights by a text, for --to auto", 0},
     {"plan-training", "find settings for fine-tuning that fit the GPUs", 0},
     {"from-torch", "write the .bin files of PyTorch as .safetensors", 0},
-    {"report", "write one HTML page about an output: sizes, errors, speed", 0},
+    {"report", "write one HTML page about an output: sizes, errors, perplexity", 0},
 };
 const unsigned qc_python_command_count =
     sizeof qc_python_command_table / sizeof *qc_python_command_table;

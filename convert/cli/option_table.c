@@ -72,10 +72,12 @@
         .not_with = "--part !1/1",                                                                 \
         .why = ": a part has no inputs of later layers without those of the earlier"               \
     }
-#define SIXTEEN_BITS "16 16bit 16-bit f16 float half-precision"
-#define KEEP_WORDS   "none same copy original asis as-is"
-#define YES_WORDS    "yes true 1"
-#define NO_WORDS     "no false 0"
+/* The values of --to that compressed-tensors alone has. */
+#define PACKED_INTEGERS "int2|int3|int4|int5|int6|int7"
+#define SIXTEEN_BITS    "16 16bit 16-bit f16 float half-precision"
+#define KEEP_WORDS      "none same copy original asis as-is"
+#define YES_WORDS       "yes true 1"
+#define NO_WORDS        "no false 0"
 #define FOREIGN(...)                                                                               \
     .foreign = (const qc_foreign_name[])                                                           \
     {                                                                                              \
@@ -96,13 +98,15 @@ const qc_option_row qc_option_table[] = {
     {ROW("to", FITTING, OUTPUT), CHOICE(convert.plan.recipe.to), CHOICES(QC_TO_NAMES),
      GIVEN(convert.plan.recipe.to_given), .required = CONVERT,
      .dflt_of = {PLAN, "nf4, or keep for what has 4 bits or bitsandbytes' form already"}, .since = "0.1.0",
-     FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
+     FOREIGN({.names = "wbits nbits w-bit quant quant-type quantization quantization-type "
                        "quant-method qtype q outtype out-type scheme type precision "
                        "dtype torch-dtype method target",
               .meant = "--to nf4 (4 bits), --to int8 (8 bits) or --to bf16"},
              {.names = "load-in-4bit 4bit 4-bit nf4 fp4 q4 bnb-4bit-quant-type",
               .meant = "--to nf4"},
              {.names = "int4 w4a16", .meant = "--to int4"},
+             {.names = "int5 w5a16 5bit 5-bit q5", .meant = "--to int5"},
+             {.names = "int6 w6a16 6bit 6-bit q6", .meant = "--to int6"},
              {.names = "load-in-8bit 8bit 8-bit int8 q8", .meant = "--to int8"},
              {.names = "bf16 bfloat16", .meant = "--to bf16"},
              {.names = "fp16 float16 half", .meant = "--to fp16"},
@@ -110,42 +114,46 @@ const qc_option_row qc_option_table[] = {
              {.names = "dequantize", .meant = "--to bf16"}),
      WORDS({"4bit 4-bit 4 fp4 q4 bnb bitsandbytes bnb4 nf4-double w4 4bits", "nf4"},
            {"8bit 8-bit 8 q8 llm.int8 w8 bnb8 8bits i8 uint8 w8a8", "int8"}, {"w4a16", "int4"},
+           {"2bit 2-bit 2 q2 w2 2bits w2a16", "int2"}, {"3bit 3-bit 3 q3 w3 3bits w3a16", "int3"},
+           {"5bit 5-bit 5 q5 w5 5bits w5a16", "int5"}, {"6bit 6-bit 6 q6 w6 6bits w6a16", "int6"},
+           {"7bit 7-bit 7 q7 w7 7bits w7a16", "int7"},
            {SIXTEEN_BITS, "bf16"}, {"mixed best mix dynamic", "auto"}, {KEEP_WORDS, "keep"}),
-     RULES({.of = "int4", .implies = "--format compressed-tensors"},
+     RULES({.of = PACKED_INTEGERS, .implies = "--format compressed-tensors"},
            /* What 8-bit activations cost is in no predicted error. */
            {.of = "auto", .implies = "--activation-bits 16"},
-           {.of = "auto", .needs = "--vram", .why = ", which names the devices that the model has to fit"}),
+           {.of = "auto", .needs = "--vram or --bits",
+            .why = ": the devices that the model has to fit, or the average bits of a weight"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
-             "row, as LLM.int8 stores it, or per block with --block-size. int4: 4-bit integers in "
-             "groups, which vLLM splits over cards. auto: each weight "
+             "row, as LLM.int8 stores it, or per block with --block-size. int2 to int7: integers of "
+             "so many bits in groups, which vLLM splits over cards. auto: each weight "
              "becomes one of these or stays in 16 bits, so that the predicted error is as small "
              "as --vram allows. fp16 and bf16: every floating-point tensor is cast; if the "
              "checkpoint is quantized already, its quantized weights are turned back, and --rest "
              "decides about the others. keep: every tensor stays as it is, bit for bit, and the "
              "shards are cut, compressed and hashed anew."},
     {ROW("format", FITTING, OUTPUT), CHOICE(convert.plan.recipe.format),
-     CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes, or compressed-tensors for int4",
+     CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes, or compressed-tensors for int2 to int7",
      .quantizes = 1, .since = "0.5.0",
      FOREIGN({.names = "quant-format backend"}),
      WORDS({"bnb", "bitsandbytes"}, {"ct compressed llm-compressor llmcompressor vllm",
                                      "compressed-tensors"}),
-     RULES({.of = "compressed-tensors", .needs = "--to int4|int8|auto"},
-           {.of = "bitsandbytes", .not_with = "--to int4",
-            .why = ": its form in 4 bits is --to nf4"}),
+     RULES({.of = "compressed-tensors", .needs = "--to " PACKED_INTEGERS "|int8|auto"},
+           {.of = "bitsandbytes", .not_with = "--to " PACKED_INTEGERS,
+            .why = ": it has --to nf4, of 4 bits, and --to int8"}),
      .help = "the library whose format the quantized weights have",
      .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
              "compressed-tensors is what vLLM splits over several cards: --to int8 is "
-             "W8A8, --to int4 is W4A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
+             "W8A8, --to int2 to int7 are W2A16 to W7A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
     {ROW("activation-bits", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
      CHOICES("8", "16"), .quantizes = 1, .dflt_note = "8, or 16 with --to auto", .since = "0.5.0",
-     RULES({.not_with = "--to int4", .why = ", whose activations have 16 bits always"},
+     RULES({.not_with = "--to " PACKED_INTEGERS, .why = ", whose activations have 16 bits always"},
            {.needs = "--format compressed-tensors"}),
      .help = "bits of the inputs that int8 weights are multiplied with",
      .more = "8: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
              "16: W8A16, where only the weights are integers; it takes --block-size, too."},
     {ROW("block-size", FITTING, OUTPUT), OWN(QC_ARG_NUMBER, qc_option_set_block_size),
-     .arg = "N|channel", .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4, a whole row for int8",
+     .arg = "N|channel", .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int2 to int7, a whole row for int8",
      .power_of_two = 1, .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
      RULES({.not_with = "--to auto", .why = ", which chooses it; see --schemes"},
@@ -154,7 +162,7 @@ const qc_option_row qc_option_table[] = {
            {.of = "channel", .needs = "--format compressed-tensors",
             .why = "; --to int8 of bitsandbytes has a scale for each row without it"},
            {.of = "!channel", .with = "--format compressed-tensors",
-            .needs = "--to int4 or --activation-bits 16",
+            .needs = "--to " PACKED_INTEGERS " or --activation-bits 16",
             .why = ": 8-bit activations go with a scale for each row"}),
      .help = "how many weights share one scale: a power of two from 32 to 4096, or channel",
      .more = "With --to int8 a number chooses block-wise int8, a form of qconv's own that "
@@ -305,14 +313,31 @@ const qc_option_row qc_option_table[] = {
      .more = "Without it qconv refuses a checkpoint that lacks tensors which its config.json asks "
              "for, or has them in other shapes: a loader would put random weights in their place."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
-     .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
+     .dflt_note = "nf4,nf4-32,int8,16bit, or int4,int5,int6,int8,16bit", .since = "0.2.0",
      RULES({.needs = "--to auto"}),
      .help = "the schemes that --to auto may choose from",
-     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; with --format "
-             "compressed-tensors int4 and int4-32 stand for both. 16bit leaves a weight as it is, "
+     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32. --format "
+             "compressed-tensors has int2 to int8 and int4-32. Their groups have 128 weights, or "
+             "64, 32 or a row, where rows or --tp leave no whole groups otherwise. 16bit leaves a weight as it is, "
              "even if that is FP8. By default int8 is left out if a card does not run it (V100). "
              "If the checkpoint is in 16 bits and int8 is not on the list, "
              "transformers loads the result whatever is chosen."},
+    {ROW("bits", FITTING, TENSORS), DECIMAL(convert.plan.recipe.bits, 0, 16), .arg = "BITS",
+     .since = "0.6.0",
+     FOREIGN({.names = "bpw avg-bits average-bits target-bits bits-per-weight"}),
+     RULES({.needs = "--to auto"}),
+     .help = "with --to auto: the average bits of a weight that is quantized, scales counted",
+     .more = "--to auto then takes as many bytes as these bits are, wherever the model will lie, "
+             "and --vram is not needed. It is at most 16, and at least what the smallest of the "
+             "schemes has, which is 4.125 for int4."},
+    {ROW("importance", FITTING, TENSORS), PATH(convert.plan.recipe.importance), .arg = "FILE",
+     .since = "0.6.0",
+     RULES({.needs = "--to auto"}),
+     .help = "with --to auto: choose by how much each weight counts, which FILE says",
+     .more = "'python -m qconv importance MODEL' finds that from a text and writes FILE, which "
+             "serves any number of budgets. Where weights are calibrated from both sides, their "
+             "second moments say it better, and FILE is not read. Without either, the roles of "
+             "weights have to do."},
     {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain),
      .since = "0.2.0",
      RULES({.needs = "--to auto"}),

@@ -64,12 +64,12 @@ qc_status qc_devices_choose(qc_devices *out, qc_device_options from, uint64_t so
     int count = 0;
     memset(out, 0, sizeof *out);
     QC_TRY(qc_device_wish_read(&w, from.wish, err));
-    if (w.kind == QC_WISH_CPU) {
+    if (w.cpu) {
         const char *said = NULL;
         QC_TRY(qc_arena_printf(arena, &said, err, "%s%s", w.from, w.text));
         return use_cpu(out, said);
     }
-    out->wished = w.kind == QC_WISH_CUDA;
+    out->wished = w.cuda;
     out->work = work;
     if (!work) {
         if (out->wished)

@@ -75,9 +75,9 @@ qc_status qc_device_wish_read(qc_device_wish *out, const char *option, qc_error 
     if (strcmp(text, "auto") == 0)
         return QC_OK;
     if (strcmp(text, "cpu") == 0) {
-        out->kind = QC_WISH_CPU;
+        out->cpu = 1;
         return QC_OK;
     }
-    out->kind = QC_WISH_CUDA;
+    out->cuda = 1;
     return strcmp(text, "cuda") == 0 ? QC_OK : read_list(out, name, err);
 }

@@ -14,10 +14,8 @@
 
 #define QC_MAX_GPUS 64u
 
-typedef enum { QC_WISH_AUTO, QC_WISH_CPU, QC_WISH_CUDA } qc_wish_kind;
-
 typedef struct {
-    qc_wish_kind kind;
+    int cpu, cuda;    /* the one alone; neither: auto */
     uint64_t gpus;    /* for CUDA: bit i is set if cuda:i is named; 0: all GPUs */
     const char *from; /* "--device " or "QCONV_DEVICE=", for messages; "" where neither is given */
     const char *text; /* the value, borrowed; "" where neither is given */

@@ -393,6 +393,7 @@ static const qc_family_row llama4_layer[] = {
     LINEAR("feed_forward.shared_expert.down_proj", "hidden, " I, "moe", NULL),
     LINEAR("feed_forward.{gate|up}_proj", "intermediate_size_mlp, hidden", "!moe", NULL),
     LINEAR("feed_forward.down_proj", "hidden, intermediate_size_mlp", "!moe", NULL),
+    LINEAR("feed_forward.experts.#.{gate|up|down}_proj", NULL, NULL, NULL), /* where they are codes */
     SHAPE("feed_forward.experts.gate_up_proj", UNKNOWN, "experts, hidden, 2*" I, "moe"),
     SHAPE("feed_forward.experts.down_proj", UNKNOWN, "experts, " I ", hidden", "moe"),
     ROUTER("feed_forward.router", "experts, hidden", "moe"),

@@ -134,9 +134,15 @@ static const qc_expert_names expert_names[] = {
     {" qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text deepseek_v2 deepseek_v3 "
      "deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa olmoe flex_olmo "
      "exaone_moe solar_open cohere2_moe mellum hunyuan_v1_moe longcat_flash ",
-     "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL},
+     "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL, "mlp", 0},
     {" mixtral minimax minimax_m2 ", "block_sparse_moe.experts", "w1", "w3", "w2",
-     "block_sparse_moe.gate.weight"},
+     "block_sparse_moe.gate.weight", "mlp", 0},
+    {" qwen3_vl_moe ", "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL, "mlp",
+     QC_EXPERTS_TURNED | QC_EXPERTS_BY_SHAPE},
+    /* transformers 4.57.6 and 5.24: MODULES_TO_PATCH_FOR_QUANTIZATION (quantizers/base.py). */
+    {" llama4 llama4_text ", "feed_forward.experts", "gate_proj", "up_proj", "down_proj", NULL,
+     "feed_forward", QC_EXPERTS_TURNED | QC_EXPERTS_MODULES},
+    {" gpt_oss ", NULL, NULL, NULL, NULL, NULL, "mlp", QC_EXPERTS_TURNED | QC_EXPERTS_WHOLE},
 };
 
 const qc_expert_names *qc_expert_names_of(const char *type)

@@ -52,7 +52,22 @@ typedef struct {
     const char *path;             /* "mlp.experts" */
     const char *gate, *up, *down; /* matrices */
     const char *router;           /* "mlp.gate.weight" there; NULL: it is the same */
+    const char *stacks;           /* "mlp": the module in whose `experts` their stacks are */
+    unsigned traits;
 } qc_expert_names;
+
+enum {
+    /* Stacks in floats are published as [experts, in, out], with gate and up side by side, and
+     * loaders take floats in no other form. */
+    QC_EXPERTS_TURNED = 1,
+    /* Gate and up alternate in a stack, so it cannot be taken apart. There are no other names. */
+    QC_EXPERTS_WHOLE = 2,
+    /* Loaders have modules for each expert where weights are codes, and no place for a stack. */
+    QC_EXPERTS_MODULES = 4,
+    /* transformers 5.24 turns a stack where its shape says that it lies turned (Transpose with
+     * check_dims, conversion_mapping.py), and 4.57 always: square ones are not known. */
+    QC_EXPERTS_BY_SHAPE = 8
+};
 
 /* Returns NULL for a type whose experts' layout is not known. */
 const qc_expert_names *qc_expert_names_of(const char *type);

@@ -3,16 +3,17 @@
  *
  *   measure   finds the relative squared error of every candidate on sampled rows (auto_measure.h)
  *   weigh     multiplies it by how much a weight's error matters to the model's output
- *             (docs/decisions/0006), or asks second moments how far it moves the model's
- *             answer (docs/decisions/0028)
+ *             (docs/decisions/0006), or asks second moments (docs/decisions/0028) or their
+ *             traces (auto_traces.h) how far it moves the model's answer
  *   solve     chooses cuts and schemes together: a knapsack over contiguous placement
  *             (auto_solve.h)
  *
- * The experts of one projection in one layer are measured together and make up a group; every
- * other weight is a group of its own. Groups that engines hold as one module (fused_groups.h) have
- * one choice, and so have all experts of a layer, unless --split-fused says otherwise. The GPUs are
- * filled, or the cpu where the budget names no GPU. A cpu or disk tier beside GPUs is not filled
- * with precision, because what lies there crosses the host link for every token.
+ * The experts of one projection in one layer are measured together and make up a group; every other
+ * weight is a group of its own. Groups that engines hold as one module (fused_groups.h) have one
+ * choice, and so have all experts of a layer, unless --split-fused says otherwise. With --bits the
+ * bytes of all choosable weights together are the budget. Else the GPUs are filled, or the cpu
+ * where the budget names no GPU. A cpu or disk tier beside GPUs is not filled with precision,
+ * because what lies there crosses the host link for every token.
  *
  * A weight in FP8, and with --requantize a stack of experts in MXFP4, may stay as it is, with its
  * codes and scales bit for bit. Then it has no error.
@@ -29,15 +30,25 @@
 #include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
-#define QC_AUTO_MAX_NOTES 3u
+#define QC_AUTO_MAX_NOTES 5u
+
+/* What costs are made of. */
+typedef enum {
+    QC_WEIGHED_ROLES,   /* the roles of weights: importance * rel_mse */
+    QC_WEIGHED_MOMENTS, /* second moments: KL divergences in nats */
+    QC_WEIGHED_TRACES   /* the traces of --importance: estimates of the same */
+} qc_weighed;
 
 typedef struct {
     const char *name; /* "layer 12 mlp.experts.*.down_proj" */
     uint32_t weights;
     uint64_t elems;
     double importance;
-    double rel_mse[QC_CANDIDATES]; /* 0 for 16 bit; NaN where it is no candidate */
-    double cost[QC_CANDIDATES];    /* by which it was chosen; NaN where it is no candidate */
+    double mean_square;                /* of the sampled weights; 0: none were measured */
+    unsigned holds;                    /* bit c is set where candidate c can hold these weights */
+    unsigned char step[QC_CANDIDATES]; /* the step at which it does (qc_candidate_step) */
+    double rel_mse[QC_CANDIDATES];     /* 0 for 16 bit; NaN where it is no candidate */
+    double cost[QC_CANDIDATES];        /* by which it was chosen; NaN where it is no candidate */
     uint64_t bytes[QC_CANDIDATES];
     unsigned chosen;    /* index of the candidate */
     const char *reason; /* why there was nothing to choose, or NULL */
@@ -55,10 +66,9 @@ typedef struct qc_auto_result {
         [QC_CANDIDATES]; /* the same sum with each scheme for all; NaN where it is no candidate */
     int uniform_fits[QC_CANDIDATES];
     uint64_t sampled_rows, sampled_bytes;
-    int together;  /* some groups were chosen as one */
-    int measured;  /* 0: there were no weights; errors are of normal random weights */
-    int weighed;   /* costs are KL divergences in nats, by second moments; else importance *
-                      rel_mse */
+    int together; /* some groups were chosen as one */
+    int measured; /* 0: there were no weights; errors are of normal random weights */
+    qc_weighed weighed;
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say; that
                       of compressed-tensors can say its mixtures */
     int mixed_fp8; /* FP8 is kept beside either of them, which none can say either */
@@ -71,8 +81,9 @@ typedef struct qc_auto_result {
 } qc_auto_result;
 
 /* Finds costs of candidates from second moments: qc_calibrate_costs, whose header says more. */
-typedef qc_status (*qc_auto_weigh)(double (*costs)[QC_CANDIDATES], const qc_plan *plan,
-                                   const qc_candidate *rows, qc_error *err);
+typedef qc_status (*qc_auto_weigh)(double (*costs)[QC_CANDIDATES],
+                                   qc_candidate_form (*forms)[QC_CANDIDATES], const qc_plan *plan,
+                                   qc_error *err);
 
 /* What stays the same, however often a model is planned. */
 typedef struct {
@@ -96,6 +107,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                                       const qc_plan_subject *subject, const qc_segments *segments,
                                       const qc_plan_options *options, qc_error *err);
+/* Returns the smallest candidate that all weights could have, or QC_CANDIDATE_16BIT. */
+unsigned qc_auto_smallest(const qc_auto_result *r);
 /* Returns "int8 lies beside NF4" or the like where no loader but qconv reads the choice, or NULL
  * where others do. */
 const char *qc_auto_mixture(const qc_auto_result *r);

@@ -12,6 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+unsigned qc_auto_smallest(const qc_auto_result *r)
+{
+    unsigned k = 0;
+    while (k < QC_CANDIDATE_16BIT && isnan(r->uniform[k]))
+        k++;
+    return k;
+}
+
 const char *qc_auto_mixture(const qc_auto_result *r)
 {
     if (!r->mixed_fp8)
@@ -66,6 +74,8 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
     qc_table t;
     qc_table_begin(&t, arena, "group|>weights|>elements|>matters");
     for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++) {
+        if (!(r->candidates & 1u << c))
+            continue;
         (void)snprintf(size, sizeof size, ">%s", r->rows[c].name);
         qc_table_columns(&t, size);
     }
@@ -77,7 +87,8 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
         qc_table_put(&t, qc_text_count(size, group->elems));
         number_cell(&t, r->weighed ? (double)NAN : group->importance); /* the costs have it */
         for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++)
-            number_cell(&t, r->weighed ? group->cost[c] : group->rel_mse[c]);
+            if (r->candidates & 1u << c)
+                number_cell(&t, r->weighed ? group->cost[c] : group->rel_mse[c]);
         qc_table_put(&t, r->rows[group->chosen].name);
         qc_table_bytes(&t, group->bytes[group->chosen]);
         qc_table_put(&t, group->reason ? group->reason : "");
@@ -249,11 +260,13 @@ static qc_status write_explanation(const qc_auto_result *r, int all, qc_arena *a
         qc_strbuf_puts(out, "  Nothing fits, so every weight got the smallest candidate.\n");
     else if (r->fits && r->bound > 0)
         qc_strbuf_putf(out, "  No choice that fits has a predicted error below %.3g.\n", r->bound);
-    qc_strbuf_puts(out, r->weighed
-                            ? "  A predicted error is the KL divergence in nats that second "
-                              "moments of inputs and outputs let expect.\n\n"
-                            : "  A predicted error is the sum over all weights of how much each "
-                              "matters times its relative squared error.\n\n");
+    static const char *const units[] = {
+        [QC_WEIGHED_ROLES] = "sum over all weights of how much each matters, by its role and "
+                             "without any data, times its relative squared error",
+        [QC_WEIGHED_MOMENTS] =
+            "KL divergence in nats that second moments of inputs and outputs let expect",
+        [QC_WEIGHED_TRACES] = "KL divergence in nats that the traces of --importance let expect"};
+    qc_strbuf_putf(out, "  A predicted error is the %s.\n\n", units[r->weighed]);
     if (all)
         group_table(r, arena, out);
     else
@@ -270,6 +283,12 @@ qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_e
     return st;
 }
 
+/* 16 bits are shown even if they are no candidate, as some weights may stay in them. */
+static int is_shown(const qc_auto_result *r, unsigned c)
+{
+    return r->candidates & 1u << c || c == QC_CANDIDATE_16BIT;
+}
+
 static void write_group(const qc_auto_result *r, const qc_auto_group *g, qc_json_writer *w)
 {
     qc_json_begin_row(w, NULL);
@@ -281,12 +300,14 @@ static void write_group(const qc_auto_result *r, const qc_auto_group *g, qc_json
     qc_json_put_u64(w, "bytes", g->bytes[g->chosen]);
     qc_json_begin_object(w, "relative_errors");
     for (unsigned c = 0; c < QC_CANDIDATES; c++)
-        qc_json_put_number(w, r->rows[c].name, g->rel_mse[c]);
+        if (is_shown(r, c))
+            qc_json_put_number(w, r->rows[c].name, g->rel_mse[c]);
     qc_json_end(w);
     if (r->weighed) {
         qc_json_begin_object(w, "divergences");
         for (unsigned c = 0; c < QC_CANDIDATES; c++)
-            qc_json_put_number(w, r->rows[c].name, g->cost[c]);
+            if (is_shown(r, c))
+                qc_json_put_number(w, r->rows[c].name, g->cost[c]);
         qc_json_end(w);
     }
     qc_json_put_text(w, "reason", g->reason);
@@ -297,7 +318,8 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
 {
     qc_json_begin_object(w, "auto");
     qc_json_put_bool(w, "measured", r->measured);
-    qc_json_put_text(w, "weighed_by", r->weighed ? "moments" : "importance");
+    static const char *const by[] = {"importance", "moments", "traces"};
+    qc_json_put_text(w, "weighed_by", by[r->weighed]);
     qc_json_put_u64(w, "sampled_rows", r->sampled_rows);
     qc_json_put_u64(w, "sampled_bytes", r->sampled_bytes);
     qc_json_put_bool(w, "fits", r->fits);

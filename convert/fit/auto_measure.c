@@ -22,8 +22,6 @@ typedef struct {
     qc_auto_sample *samples;
     uint32_t count;
     const qc_checkpoint *model;
-    const qc_candidate *rows;
-    unsigned candidates;
     int double_quant;
     qc_scale_method scale;
     const qc_quant_ops *ops;
@@ -148,7 +146,7 @@ static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_form *form
 
 static qc_form form_of(const measuring *m, const qc_auto_sample *s, extent e, unsigned candidate)
 {
-    const qc_candidate *c = &m->rows[candidate];
+    const qc_candidate_form *c = &s->forms[candidate];
     const int nested =
         m->double_quant && c->scheme != QC_SCHEME_KEEP && !qc_schemes[c->scheme].form->integer;
     qc_form form = qc_scheme_form(c->scheme, e.cols, c->block_elems, nested);
@@ -214,6 +212,7 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
         s->rel_mse[c] = (double)NAN;
     s->rel_mse[QC_CANDIDATE_16BIT] = 0;
     s->rows_read = e.rows;
+    s->elems = e.elems;
     s->bytes_read = s->coded ? qc_coded_bytes(s->coded, e.elems) : e.elems * each_of(m, s);
     qc_error trouble = {0};
     qc_status st =
@@ -226,7 +225,7 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
         return st;
     }
     for (unsigned c = 0; c < QC_CANDIDATE_16BIT && !s->not_finite; c++) {
-        if (!(m->candidates & 1u << c) || qc_candidate_obstacle(&m->rows[c], s->cols))
+        if (!(s->wanted & 1u << c))
             continue;
         if (m->scale != QC_SCALE_ABSMAX)
             measure_searched(m, w, s, e, c);
@@ -291,15 +290,12 @@ static qc_status measure_samples(qc_team *team, unsigned index, void *ctx, qc_er
 }
 
 qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_checkpoint *model,
-                          unsigned candidates, const qc_recipe_options *o, unsigned threads,
-                          qc_error *err)
+                          const qc_recipe_options *o, unsigned threads, qc_error *err)
 {
     qc_isa isa;
     measuring m = {.samples = samples,
                    .count = count,
                    .model = model,
-                   .rows = qc_candidates_of(o),
-                   .candidates = candidates,
                    .double_quant = o->double_quant,
                    .scale = o->scale,
                    .max_each = 1};
@@ -320,12 +316,14 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
     return qc_team_run(threads < count ? threads : count, measure_samples, &m, err);
 }
 
-int qc_auto_combine(double rel_mse[QC_CANDIDATES], const qc_auto_sample *s, uint32_t n)
+int qc_auto_combine(double rel_mse[QC_CANDIDATES], double *mean_square, const qc_auto_sample *s,
+                    uint32_t n)
 {
-    double xx = 0;
+    double xx = 0, elems = 0;
     int not_finite = 0;
     for (uint32_t i = 0; i < n; i++) {
         xx += s[i].sum_xx;
+        elems += (double)s[i].elems;
         not_finite |= s[i].not_finite;
     }
     for (unsigned k = 0; k < QC_CANDIDATES; k++) {
@@ -335,12 +333,83 @@ int qc_auto_combine(double rel_mse[QC_CANDIDATES], const qc_auto_sample *s, uint
         rel_mse[k] = isnan(ee) ? ee : xx > 0 ? ee / xx : 0;
     }
     rel_mse[QC_CANDIDATE_16BIT] = 0;
+    *mean_square = elems > 0 ? xx / elems : 0;
     return not_finite;
 }
 
 /* ---- without weights ---- */
 
-double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_method scale)
+/* The error of integers below 8 bits whose scale `length` weights share. */
+typedef struct {
+    uint32_t length;
+    double mse[6][2]; /* of int2 to int7: with absmax scales, and with searched ones */
+} shared_error;
+
+/* Measured on normal numbers; tests/unit/fit/unit_auto_measure.c measures again. */
+static const shared_error shared_errors[] = {
+    {32,
+     {{2.224e-01, 1.097e-01},
+      {4.125e-02, 2.642e-02},
+      {8.972e-03, 6.570e-03},
+      {2.106e-03, 1.764e-03},
+      {5.105e-04, 4.245e-04},
+      {1.256e-04, 1.060e-04}}},
+    {64,
+     {{2.613e-01, 1.235e-01},
+      {4.853e-02, 3.120e-02},
+      {1.057e-02, 8.104e-03},
+      {2.474e-03, 2.194e-03},
+      {6.000e-04, 5.370e-04},
+      {1.475e-04, 1.340e-04}}},
+    {128,
+     {{3.017e-01, 1.319e-01},
+      {5.624e-02, 3.448e-02},
+      {1.221e-02, 9.303e-03},
+      {2.872e-03, 2.593e-03},
+      {6.952e-04, 6.464e-04},
+      {1.712e-04, 1.617e-04}}},
+    {512,
+     {{3.847e-01, 1.417e-01},
+      {7.284e-02, 3.810e-02},
+      {1.587e-02, 1.087e-02},
+      {3.714e-03, 3.189e-03},
+      {8.980e-04, 8.429e-04},
+      {2.215e-04, 2.152e-04}}},
+    {2048,
+     {{4.720e-01, 1.456e-01},
+      {9.153e-02, 3.953e-02},
+      {1.990e-02, 1.151e-02},
+      {4.667e-03, 3.468e-03},
+      {1.129e-03, 9.886e-04},
+      {2.779e-04, 2.654e-04}}},
+    {8192,
+     {{5.419e-01, 1.477e-01},
+      {1.084e-01, 4.013e-02},
+      {2.361e-02, 1.171e-02},
+      {5.526e-03, 3.501e-03},
+      {1.341e-03, 1.022e-03},
+      {3.294e-04, 2.914e-04}}},
+};
+
+static double measured_mse(qc_candidate_form form, uint64_t cols, int searched)
+{
+    static const double nf4[2][2] = {{8.45e-3, 6.82e-3}, {7.62e-3, 5.66e-3}}; /* 64, 32 */
+    enum { LENGTHS = sizeof shared_errors / sizeof *shared_errors };
+    const unsigned width = qc_schemes[form.scheme].bits - 2;
+    const double length = (double)(form.block_elems ? form.block_elems : cols);
+    if (form.scheme == QC_SCHEME_NF4)
+        return nf4[form.block_elems < 64][searched];
+    unsigned k = 0;
+    while (k + 2 < LENGTHS && length > shared_errors[k + 1].length)
+        k++;
+    /* The error is nearly linear in the logarithm of the length. */
+    const shared_error *a = &shared_errors[k], *b = a + 1;
+    double part = log2(length / a->length) / log2((double)b->length / a->length);
+    part = part < 0 ? 0 : part;
+    return a->mse[width][searched] + part * (b->mse[width][searched] - a->mse[width][searched]);
+}
+
+double qc_auto_normal_mse(qc_candidate_form form, uint64_t cols, qc_scale_method scale)
 {
     /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20, is the integral of 2 x (1 - erf(x /
      * sqrt 2)^n). tests/unit/fit/unit_auto_measure.c computes both tables again. */
@@ -357,8 +426,11 @@ double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_metho
         0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
     };
     int searched = scale != QC_SCALE_ABSMAX;
-    if (!qc_schemes[row->scheme].by_rows)
-        return searched ? row->searched_mse : row->normal_mse;
+    if (form.scheme == QC_SCHEME_KEEP)
+        return 0;
+    if (qc_schemes[form.scheme].bits < 8)
+        return measured_mse(form, cols, searched);
+    cols = form.block_elems ? form.block_elems : cols;
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;

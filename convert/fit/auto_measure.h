@@ -22,26 +22,30 @@ typedef struct {
     /* Set for a weight in FP8 or MXFP4, whose errors are measured against its decoded values; else
      * NULL. */
     const qc_coded_weight *coded;
+    unsigned wanted;                /* bit c is set for a candidate to measure */
+    const qc_candidate_form *forms; /* per candidate */
     /* results */
     double sum_xx;                 /* sum of squares of the sampled weights */
-    double rel_mse[QC_CANDIDATES]; /* NaN: not possible (int8: beyond float16) */
+    uint64_t elems;                /* their number */
+    double rel_mse[QC_CANDIDATES]; /* NaN: not wanted or not possible (int8: beyond float16) */
     int not_finite; /* a sampled weight is NaN or infinite: only 16 bit has an error */
     uint64_t rows_read, bytes_read; /* the scales of a coded weight are not counted */
 } qc_auto_sample;
 
-/* Measures candidate c of qc_candidates_of(o) where bit c of `candidates` is set, with scales as
- * the conversion will find them. The result does not depend on threads. Returns QC_ERR_INTERRUPTED,
- * QC_ERR_IO, and any other error of reading. */
+/* Measures what is wanted, with scales as the conversion will find them. The result does not depend
+ * on threads. Returns QC_ERR_INTERRUPTED, QC_ERR_IO, and any other error of reading. */
 QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
-                                       const qc_checkpoint *model, unsigned candidates,
-                                       const qc_recipe_options *o, unsigned threads, qc_error *err);
-/* Works out the errors of a group from its samples, as if all of them were one weight. Returns
- * whether one of them is not finite. */
-int qc_auto_combine(double rel_mse[QC_CANDIDATES], const qc_auto_sample *s, uint32_t n);
+                                       const qc_checkpoint *model, const qc_recipe_options *o,
+                                       unsigned threads, qc_error *err);
+/* Works out the errors of a group from its samples, as if all of them were one weight, and the mean
+ * square of its weights. Returns whether one of them is not finite. */
+int qc_auto_combine(double rel_mse[QC_CANDIDATES], double *mean_square, const qc_auto_sample *s,
+                    uint32_t n);
 /* Returns the expected relative squared error of normally distributed weights in rows of `cols`.
- * For NF4 and int4 it was measured (NF4's with scales that are not quantized). For int8 it is
- * E[max^2] / (12 * 127^2) over the row, times a measured share where scales are searched. */
-double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_method scale);
+ * For NF4 and integers below 8 bits it was measured (NF4's with scales that are not quantized). For
+ * int8 it is E[max^2] / (12 * 127^2) over the row, times a measured share where scales are
+ * searched. */
+double qc_auto_normal_mse(qc_candidate_form form, uint64_t cols, qc_scale_method scale);
 /* Returns how much the error of the weight of this name matters (docs/decisions/0006). */
 double qc_auto_importance(const char *name);
 

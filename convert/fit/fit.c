@@ -547,9 +547,9 @@ static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
             elems = qc_sat_mul(elems, j->entry->stored->dims[i]);
         return elems;
     }
-    if (j->scheme == QC_SCHEME_KEEP && j->entry->coded &&
-        qc_coding_is_integer(j->entry->coded->coding))
-        return qc_sat_mul(j->entry->coded->dims[0], j->entry->coded->dims[1]);
+    const qc_coded_weight *w = j->scheme == QC_SCHEME_KEEP ? j->entry->coded : NULL;
+    if (w && qc_coding_is_packed(w->coding))
+        return qc_sat_mul(w->dims[w->ndim - 2], w->dims[w->ndim - 1]);
     uint64_t stack = t->ndim >= 3 && t->dims[0] > 0 ? t->dims[0] : 1;
     if (j->scheme == QC_SCHEME_KEEP && j->entry->role == QC_ROLE_PACKED)
         return t->dtype == QC_DTYPE_U8 ? qc_sat_mul(2, j->elems) / stack : j->elems / stack;

@@ -158,6 +158,8 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     for (uint32_t i = 0; i < r->suggestion_count; i++)
         qc_json_put_text(&w, NULL, r->suggestions[i].sentence);
     qc_json_end(&w);
+    qc_json_put_text(&w, "download", r->download);
+    qc_json_put_text(&w, "convert", r->convert);
     if (r->shape)
         qc_model_shape_json(r->shape, &w);
     return qc_json_end_text(&w);

@@ -1,8 +1,9 @@
 #include "convert/fit/fit_report.h"
-#include "base/checked.h"
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "convert/fit/tensor_parallel.h"
+#include "convert/plan/loaders.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 
@@ -141,21 +142,27 @@ void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_s
 /* Adds what the choice gains over one scheme for all, and what kind of number that is. */
 static void add_choice(const qc_auto_result *a, qc_strbuf *out)
 {
-    double smallest = a->uniform[0];
+    const unsigned first = qc_auto_smallest(a);
+    double smallest = a->uniform[first];
     qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
-    if (smallest > 0)
-        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0, a->rows[0].name);
-    for (unsigned i = 0; i < QC_CANDIDATES; i++)
+    if (smallest > a->predicted)
+        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0,
+                       a->rows[first].name);
+    for (unsigned i = first; i < QC_CANDIDATES; i++)
         if (!isnan(a->uniform[i]))
-            qc_strbuf_putf(out, "%s %s %.3g%s", i == 0 ? ":" : ",",
+            qc_strbuf_putf(out, "%s %s %.3g%s", i == first ? ":" : ",",
                            i == QC_CANDIDATE_16BIT ? "16 bit" : a->rows[i].name, a->uniform[i],
                            a->uniform_fits[i] ? ""
                            : a->spills        ? " (not without spilling)"
                                               : " (does not fit)");
-    qc_strbuf_putf(out, "\n             %s\n             %s\n%s", QC_ERROR_UNIT, QC_ERROR_SEEN,
-                   a->measured ? ""
-                               : "             There are no weights to measure: these are "
-                                 "the errors of normal random ones.\n");
+    if (a->weighed == QC_WEIGHED_ROLES)
+        qc_strbuf_putf(out, "\n             %s\n             %s\n", QC_ERROR_UNIT, QC_ERROR_SEEN);
+    else
+        qc_strbuf_puts(out, "\n             It is a KL divergence in nats, estimated by "
+                            "--importance.\n");
+    qc_strbuf_puts(out, a->measured ? ""
+                                    : "             There are no weights to measure: these are "
+                                      "the errors of normal random ones.\n");
 }
 
 int qc_fit_has_mla(const qc_geometry *g)
@@ -202,6 +209,8 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
                    r->fit->fits ? "fits" : "does not fit",
                    unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
     add_context(r, out);
+    if (r->fit->fits && r->chosen && qc_loaders_unquantized(r->loaders))
+        qc_strbuf_puts(out, ", and nothing has to be quantized");
     qc_strbuf_puts(out, "\n\n");
     qc_strbuf_putf(out, "  weights    %s in %s parameters",
                    qc_text_bytes(size, r->fit->weight_bytes), qc_text_count(count, r->parameters));

@@ -68,6 +68,8 @@ typedef struct {
     qc_fit_prefill whole, steps;
     const qc_suggestion *suggestions;
     uint32_t suggestion_count;
+    /* Commands by which a plan that fits comes true; NULL: it does not, or MODEL is here. */
+    const char *download, *convert;
     const qc_fit_choice *choices; /* --to auto: the plan and others (qc_fit_compare) */
     uint32_t choice_count;
     const qc_auto_result *chosen;     /* --to auto; NULL: another */

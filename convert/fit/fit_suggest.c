@@ -59,9 +59,44 @@ static qc_status try_plan(qc_planned_model *out, int *made, qc_arena *arena,
     *made = st == QC_OK;
     if (st == QC_OK || qc_status_is_refusal(st))
         return QC_OK;
-    if (err)
-        *err = trouble;
-    return st;
+    return qc_error_pass(err, &trouble, st);
+}
+
+/* The bytes that the planned weights take at least, of one rank if there are several. Layers that
+ * predict further tokens may be left out. */
+static uint64_t weight_bytes_of(const qc_planned_model *p)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->segments.count; i++)
+        if (p->segments.segments[i].kind != QC_SEGMENT_EXTRA)
+            bytes = qc_sat_add(bytes, p->segment_bytes[i]);
+    return bytes;
+}
+
+/* Returns the budgets of all devices together. Of ranks each has a device alone. */
+static uint64_t room_of(const seeker *s)
+{
+    const qc_fit *fit = &s->planned->fit;
+    uint64_t room = 0;
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        room = fit->ranks > 0 ? qc_max_u64(room, fit->devices[i].budget_bytes)
+                              : qc_sat_add(room, fit->devices[i].budget_bytes);
+    return room;
+}
+
+/* Would it be too large even if all weights had the fewest bits of any scheme? Trying that takes as
+ * long as the plan itself, which is seconds for 300,000 experts. */
+static int is_hopeless(const seeker *s)
+{
+    const qc_plan *plan = &s->planned->plan;
+    unsigned most = 16, fewest = 16;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        if (qc_dtype_bits(plan->jobs[i].dtype) > most)
+            most = qc_dtype_bits(plan->jobs[i].dtype);
+    for (unsigned i = 0; i < QC_SCHEME_COUNT; i++)
+        if (qc_schemes[i].bits && qc_schemes[i].bits < fewest)
+            fewest = qc_schemes[i].bits;
+    return weight_bytes_of(s->planned) / most * fewest > room_of(s);
 }
 
 static qc_status add_suggestion(seeker *s, const qc_fit *fit, const char *change,
@@ -118,7 +153,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
     unread.has_weights = 0;
     const qc_plan_options *o = s->options;
     if (o->recipe.to == small || o->recipe.to == QC_TO_AUTO ||
-        s->planned->recipe.input_is_quantized)
+        s->planned->recipe.input_is_quantized || is_hopeless(s))
         return QC_OK;
     for (size_t i = o->recipe.to == QC_TO_INT8 ? 2 : 0; i < sizeof ladder / sizeof *ladder; i++) {
         if (ladder[i] == QC_TO_KEEP &&
@@ -462,6 +497,8 @@ static qc_status more_ranks(seeker *s, qc_error *err)
     for (uint32_t n = ranks * 2; ranks > 0 && n <= QC_MAX_SUGGESTED_CARDS; n *= 2) {
         qc_planned_model planned;
         qc_error trouble = {0};
+        if (weight_bytes_of(s->planned) / n * ranks > room_of(s))
+            continue;
         trial.fit.tensor_parallel = n;
         forget_try(s);
         QC_TRY(widen(s, &trial.fit.vram, n - ranks, 0, 0, err));
@@ -469,9 +506,7 @@ static qc_status more_ranks(seeker *s, qc_error *err)
                                                       &trial, &trouble);
         if (qc_status_is_refusal(st))
             return QC_OK;
-        if (st != QC_OK && err)
-            *err = trouble;
-        QC_TRY(st);
+        QC_TRY(qc_error_pass(err, &trouble, st));
         if (!planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--tp %" PRIu32 " on as many cards", n));
@@ -563,10 +598,11 @@ static qc_status add_choice(comparer *c, const qc_plan_options *o, const char *c
     qc_arena_init(&scratch);
     qc_status st = try_plan(&planned, &made, &scratch, &c->subject, o, err);
     if (made && planned.fit.fits) {
-        *row = (qc_fit_choice){.change = change,
-                               .predicted = o->recipe.to == QC_TO_AUTO
-                                                ? planned.chosen.predicted
-                                                : c->report->chosen->uniform[0]};
+        *row = (qc_fit_choice){
+            .change = change,
+            .predicted = o->recipe.to == QC_TO_AUTO
+                             ? planned.chosen.predicted
+                             : c->report->chosen->uniform[qc_auto_smallest(c->report->chosen)]};
         st = qc_fit_max_context(&row->max_context, &planned.fit, &o->fit, planned.largest_weight,
                                 err);
         if (st == QC_OK && planned.plan.own_form)

@@ -4,6 +4,7 @@
 #include "convert/fit/plugin_share.h"
 #include "convert/fit/tensor_parallel.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
 #include <string.h>
@@ -83,6 +84,49 @@ static qc_status place(qc_planned_model *out, qc_arena *arena, const qc_plan_sub
     return qc_fit_count_experts(&out->fit, &out->plan, err);
 }
 
+static qc_status choose_recipe(qc_planned_model *out, qc_arena *arena,
+                               const qc_plan_subject *subject, const qc_plan_options *options,
+                               qc_error *err)
+{
+    QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, &options->recipe, err));
+    QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
+                            err));
+    if (options->recipe.to != QC_TO_AUTO)
+        return QC_OK;
+    return qc_auto_choose(&out->chosen, arena, &out->recipe, subject, &out->segments, options, err);
+}
+
+/* Where not even the smallest choice fits, an output head in integers may help, which engines of
+ * compressed-tensors read. It is otherwise left in 16 bits, and no rule may name it. */
+static qc_status try_head(qc_planned_model *out, qc_arena *arena, const qc_plan_subject *subject,
+                          const qc_plan_options *options, qc_error *err)
+{
+    const qc_checkpoint *model = subject->model;
+    const uint32_t head = qc_checkpoint_find_index(model, "lm_head.weight");
+    qc_planned_model with = {0};
+    qc_plan_options trial = *options;
+    qc_recipe_options *r = &trial.recipe;
+    qc_error trouble = {0};
+    if (out->chosen.fits || out->chosen.spills || r->to != QC_TO_AUTO ||
+        r->format != QC_FORMAT_COMPRESSED_TENSORS || head == UINT32_MAX ||
+        out->recipe.entries[head].role != QC_ROLE_HEAD)
+        return QC_OK;
+    for (uint32_t i = 0; i < r->rule_count; i++)
+        if (qc_glob_match(r->rules[i].glob, model->tensors[head].name))
+            return QC_OK;
+    QC_TRY(qc_arena_array(arena, &r->rules, (size_t)r->rule_count + 1, err));
+    for (uint32_t i = 0; i < r->rule_count; i++)
+        r->rules[i] = options->recipe.rules[i];
+    r->rules[r->rule_count++] = (qc_rule){1, model->tensors[head].name};
+    const qc_status st = choose_recipe(&with, arena, subject, &trial, &trouble);
+    if (st != QC_OK || !with.chosen.fits) /* a head that is tied is no help, for one */
+        return st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED || st == QC_ERR_IO ? st : QC_OK;
+    with.chosen.notes[with.chosen.note_count++] =
+        "nothing fits with lm_head.weight in 16 bits, so it is quantized, too";
+    *out = with;
+    return QC_OK;
+}
+
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                 const qc_plan_subject *subject, const qc_plan_options *options,
                                 qc_error *err)
@@ -96,15 +140,12 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                 "cards by itself, or --for vllm-qconv, whose plug-in splits NF4 and int8 too");
     if (ranks > 0)
         QC_TRY(qc_tp_check(&options->fit, subject->model, subject->geometry, err));
-    QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, &options->recipe, err));
-    QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
-                            err));
-    if (options->recipe.to == QC_TO_AUTO)
-        QC_TRY(qc_auto_choose(&out->chosen, arena, &out->recipe, subject, &out->segments, options,
-                              err));
+    QC_TRY(choose_recipe(out, arena, subject, options, err));
+    QC_TRY(try_head(out, arena, subject, options, err));
     QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, subject->call, options,
                          err));
-    return place(out, arena, subject, options, err);
+    out->geometry = *subject->geometry;
+    return options->fit.vram.count ? place(out, arena, subject, options, err) : QC_OK;
 }
 
 qc_status qc_planned_model_replace(qc_planned_model *out, qc_arena *arena,
@@ -123,7 +164,7 @@ qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
     const qc_budget *b = m->fit.budget;
     const char **names = NULL;
     uint32_t *device_of = NULL;
-    if (m->fit.ranks > 0)
+    if (m->fit.ranks > 0 || !b)
         return qc_plan_lay_out(&m->plan, err);
     QC_TRY(qc_arena_array(m->plan.arena, &device_of, s->tensor_count, err));
     for (uint32_t i = 0; i < s->tensor_count; i++) {
@@ -141,7 +182,7 @@ qc_status qc_planned_model_check(const qc_planned_model *m, const char *path, qc
 {
     const qc_plan_options *o = m->plan.options;
     char bytes[QC_SIZE_TEXT_BYTES];
-    if (m->fit.fits)
+    if (m->fit.fits || !m->fit.budget)
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
             "%s does not fit --vram %s with --to %s: it is short by %s on %s; 'qconv plan' shows "

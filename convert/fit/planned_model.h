@@ -19,7 +19,7 @@ typedef struct {
 
 /* Plans a model. options has `to` and fit.context filled in (qc_plan_defaults). Everything lives in
  * the arena, and *out points into itself, so do not copy it. A model that does not fit is no
- * error. */
+ * error. Without --vram, which --bits does not need, the fit is empty and has no budget. */
 QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                              const qc_plan_subject *subject,
                                              const qc_plan_options *options, qc_error *err);

@@ -296,6 +296,20 @@ static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *p
     return qc_split_bytes(out, &s, split, err);
 }
 
+/* A card's share of a row has to be whole 32-bit words, as vLLM cuts between them. */
+static qc_status check_words(const qc_job *j, const char *name, const qc_tp_split *split,
+                             qc_error *err)
+{
+    const uint64_t cols = j->form.cols / split->ranks, bits = j->form.ops->bits;
+    if (qc_family_split(split->family, name) != QC_SPLIT_ROWS || cols * bits % 32 == 0)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "tensor '%s': vLLM does not split it over %" PRIu32 " cards, because %" PRIu64
+            " of its codes of %" PRIu64 " bits are no whole 32-bit words; plan with another --tp, "
+            "or with --parallel layers",
+            name, split->ranks, cols, bits);
+}
+
 static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
                            const qc_segments *segments, const qc_tp_split *split, const qc_job *j,
                            qc_error *err)
@@ -313,6 +327,8 @@ static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan
         return QC_OK;
     if (qc_plugin_serves(j))
         return qc_plugin_bytes(out, plan, j, split, err);
+    if (j->form.ops && j->form.ops->words)
+        QC_TRY(check_words(j, name, split, err));
     for (uint32_t t = j->first_output; t < j->first_output + qc_job_output_count(j); t++) {
         uint64_t bytes = 0;
         QC_TRY(tensor_bytes(&bytes, scratch, plan, t, split, err));

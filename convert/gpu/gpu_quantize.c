@@ -12,11 +12,9 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "kernels/cuda_quantize.h"
-#include "kernels/cuda_scale_search.h"
 
 #include <string.h>
 
-#define ERROR_FLOATS 4u
 #define CODES_ALIGN  256u
 #define GROUP_BLOCKS 256u /* QC_NESTED_BLOCK */
 
@@ -42,32 +40,22 @@ typedef struct {
     uint64_t absmax, nested_absmax, bad, absmax_codes, codes, end;
 } result_layout;
 
-/* The kernels of the search also make what has no search: integers by absmax. */
-static int goes_to_search(const qc_gpu_form *form)
+static qc_cuda_sums sums_of(const qc_gpu_form *form)
 {
-    return form->searched || form->form.ops->integer;
-}
-
-static int is_found(const qc_gpu_form *form)
-{
-    return goes_to_search(form) && !qc_form_by_rows(&form->form);
+    const qc_cuda_quantize_job a = {.form = form->form, .searched = form->searched};
+    return qc_cuda_quantize_sums(&a);
 }
 
 /* n is at most the bytes of a slot, so nothing overflows. */
 static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
-    uint64_t scales, sums, each = ERROR_FLOATS * sizeof(float);
-    if (qc_form_by_rows(&form->form)) {
-        scales = n / form->form.cols;
-        sums = scales * qc_ceil_div_u64(form->form.cols, QC_CUDA_ROW_RUN);
-    } else {
-        scales = sums = qc_ceil_div_u64(n, form->form.block_elems);
-    }
-    int nested = is_found(form) && form->form.nested;
-    if (is_found(form))
-        each = sizeof(qc_search_sum);
-    l.absmax = sums * each;
+    const qc_cuda_sums kind = sums_of(form);
+    const uint64_t scales = qc_form_scales(&form->form, n);
+    const int nested = kind == QC_CUDA_SUMS_FOUND && form->form.nested;
+    l.absmax = scales * (kind == QC_CUDA_SUMS_FOUND ? sizeof(qc_search_sum) : 4 * sizeof(float));
+    if (kind == QC_CUDA_SUMS_ROWS)
+        l.absmax *= qc_ceil_div_u64(form->form.cols, QC_CUDA_ROW_RUN);
     l.nested_absmax = l.absmax + scales * sizeof(float);
     uint64_t groups = nested ? qc_ceil_div_u64(scales, GROUP_BLOCKS) : 0;
     l.bad = qc_align_u64(l.nested_absmax + groups * sizeof(float), sizeof(uint64_t));
@@ -169,70 +157,24 @@ static void *ring_source(qc_gpu_ring *r, unsigned slot)
     return r->slots[slot].source;
 }
 
-static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const result_layout *l,
-                               qc_error *err)
+static qc_status launch(const qc_gpu_ring *r, const ring_slot *s, const result_layout *l,
+                        qc_error *err)
 {
     unsigned char *results = s->device_results;
-    const qc_gpu_form *form = &s->form;
-    if (qc_form_by_rows(&form->form)) {
-        qc_cuda_search_rows_job a = {.src = s->device_source,
-                                     .dtype = form->dtype,
-                                     .rows = s->n / form->form.cols,
-                                     .cols = form->form.cols,
-                                     .form = form->form.ops,
-                                     .scale_dtype = form->form.scale_dtype,
-                                     .by_absmax = !form->searched,
-                                     .tables = r->device_tables,
-                                     .codes = results + l->codes,
-                                     .scb = (float *)(void *)(results + l->absmax),
-                                     .errors = (float *)(void *)results,
-                                     .bad = (uint64_t *)(void *)(results + l->bad)};
-        return qc_cuda_search_rows(&a, s->stream, err);
-    }
-    qc_cuda_search_blocks_job a = {.src = s->device_source,
-                                   .dtype = form->dtype,
-                                   .n = s->n,
-                                   .form = form->form.ops,
-                                   .scale_dtype = form->form.scale_dtype,
-                                   .by_absmax = !form->searched,
-                                   .block_elems = form->form.block_elems,
-                                   .nested = form->form.nested,
-                                   .refit = form->refit,
-                                   .offset = form->form.offset,
-                                   .tables = r->device_tables,
-                                   .codes = results + l->codes,
-                                   .absmax = (float *)(void *)(results + l->absmax),
-                                   .absmax_codes = results + l->absmax_codes,
-                                   .nested_absmax = (float *)(void *)(results + l->nested_absmax),
-                                   .sums = (qc_search_sum *)(void *)results,
-                                   .bad = (uint64_t *)(void *)(results + l->bad)};
-    return qc_cuda_search_blocks(&a, s->stream, err);
-}
-
-static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
-{
-    unsigned char *results = s->device_results;
-    if (qc_form_by_rows(&s->form.form)) {
-        qc_cuda_rows a = {.src = s->device_source,
-                          .dtype = s->form.dtype,
-                          .rows = s->n / s->form.form.cols,
-                          .cols = s->form.form.cols,
-                          .codes = (int8_t *)(results + l->codes),
-                          .scb = (float *)(void *)(results + l->absmax),
-                          .errors = (float *)(void *)results,
-                          .bad = (uint64_t *)(void *)(results + l->bad)};
-        return qc_cuda_int8_rows_quantize(&a, s->stream, err);
-    }
-    qc_cuda_blocks a = {.src = s->device_source,
-                        .dtype = s->form.dtype,
-                        .n = s->n,
-                        .block_elems = s->form.form.block_elems,
-                        .codes = results + l->codes,
-                        .absmax = (float *)(void *)(results + l->absmax),
-                        .errors = (float *)(void *)results,
-                        .bad = (uint64_t *)(void *)(results + l->bad)};
-    return qc_form_is_table(s->form.form.ops) ? qc_cuda_nf4_quantize(&a, s->stream, err)
-                                              : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
+    const qc_cuda_quantize_job a = {.src = s->device_source,
+                                    .dtype = s->form.dtype,
+                                    .n = s->n,
+                                    .form = s->form.form,
+                                    .searched = s->form.searched,
+                                    .refit = s->form.refit,
+                                    .tables = r->device_tables,
+                                    .codes = results + l->codes,
+                                    .absmax = (float *)(void *)(results + l->absmax),
+                                    .absmax_codes = results + l->absmax_codes,
+                                    .nested_absmax = (float *)(void *)(results + l->nested_absmax),
+                                    .sums = results,
+                                    .bad = (uint64_t *)(void *)(results + l->bad)};
+    return qc_cuda_quantize(&a, s->stream, err);
 }
 
 static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
@@ -244,16 +186,15 @@ static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *fo
     result_layout l = lay_out(form, n);
     size_t source_bytes = (size_t)(n * (qc_dtype_bits(form->dtype) / 8));
     QC_TRY(qc_cuda_use(&r->device, err));
-    const int search = goes_to_search(form);
-    if (search &&
-        !r->device_tables) { /* other slots use the tables too, so the copy is waited for */
+    if ((form->searched || form->form.ops->integer) && !r->device_tables) {
+        /* Other slots use the tables too, so the copy is waited for. */
         QC_TRY(qc_cuda_malloc(&r->device_tables, sizeof r->tables, err));
         qc_cuda_search_tables_fill(&r->tables);
         QC_TRY(qc_cuda_to_device(r->device_tables, &r->tables, sizeof r->tables, s->stream, err));
         QC_TRY(qc_cuda_stream_synchronize(s->stream, err));
     }
     QC_TRY(qc_cuda_to_device(s->device_source, s->source, source_bytes, s->stream, err));
-    QC_TRY(search ? launch_search(r, s, &l, err) : launch(s, &l, err));
+    QC_TRY(launch(r, s, &l, err));
     QC_TRY(qc_cuda_to_host(s->results, s->device_results, (size_t)l.end, s->stream, err));
     return qc_cuda_event_record(s->done, s->stream, err);
 }
@@ -263,7 +204,8 @@ static qc_status ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, 
     const ring_slot *s = &r->slots[slot];
     result_layout l = lay_out(&s->form, s->n);
     QC_TRY(qc_cuda_event_synchronize(s->done, err));
-    int found = is_found(&s->form), nested = found && s->form.form.nested;
+    const int found = sums_of(&s->form) == QC_CUDA_SUMS_FOUND;
+    const int nested = found && s->form.form.nested;
     out->errors = found ? NULL : (const float *)(const void *)s->results;
     out->found = found ? (const qc_search_sum *)(const void *)s->results : NULL;
     out->absmax_codes = nested ? s->results + l.absmax_codes : NULL;

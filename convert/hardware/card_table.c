@@ -18,10 +18,11 @@
  *
  * Bandwidth and NVLink are those of NVIDIA's data sheets (data centre and workstation cards) and
  * specification pages (GeForce, Titan). Where these give only clock and width, the bandwidth is
- * 2 x clock x width / 8. These cards were checked against public tables: V100, T4, A100-40GB, A10G,
- * A40, L40, L40S, A4000, A4500, A6000, RTX 6000, 3080 10 GB, 3090, 3090 Ti, H100 SXM, H200, B200.
- * The others have not been compared with their documents a second time. Nothing but advice and
- * estimates of time rests on them, and for a GPU that is in the machine NVML's figure counts.
+ * 2 x clock x width / 8. A later variant with slower memory (4070) counts as the first one. These
+ * cards were checked against public tables: P100, V100, T4, A100-40GB, A10G, A40, L40, L40S, A4000,
+ * A4500, A6000, RTX 6000, GeForce 3060 to 5060 Ti, H100 SXM, H200, B200, B300, GB200. The others
+ * have not been compared with their documents a second time. Nothing but advice and estimates of
+ * time rests on them, and for a GPU that is in the machine NVML's figure counts.
  *
  * NVLink is given one way (half of the data sheets' figure), and only for cards that always have
  * it: bridges between PCIe cards are optional and join two.
@@ -121,8 +122,9 @@ const qc_card qc_card_table[] = {
     {"GH200-96GB", " gh200 gh200-480gb ", "GH200 480GB", 90, SEEN(9450), 4000e9, 450e9, 0},
     /* Blackwell */
     {"B200-180GB", " b200 b200-192gb ", "B200", 100, SEEN(17835), 8000e9, PCIE5_X16, 900e9},
-    {"GB200-186GB", " gb200 gb200-192gb gb200-nvl72 ", "GB200", 100, DERIVED(189471), 8000e9, 450e9,
-     900e9},
+    /* Two of them share the link of their host, which is NVLink-C2C. */
+    {"GB200-186GB", " gb200 gb200-192gb gb200-nvl72 ", "GB200", 100, DERIVED(189471), 8000e9,
+     450e9 / 2, 900e9},
     {"B300-288GB", " b300 b300-275gb b300-sxm6 ", "B300 SXM6 AC|B300", 103, SEEN(26769), 8000e9,
      PCIE5_X16, 900e9},
     {"RTX5060", " 5060 5060-8gb ", "RTX 5060", 120, DERIVED(8151), 448e9, PCIE5_X16 / 2, 0},

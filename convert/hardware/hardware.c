@@ -89,7 +89,7 @@ static qc_status apply_wish(qc_hardware *h, const qc_device_wish *w, qc_error *e
 {
     uint32_t kept = 0;
     uint64_t there = 0;
-    if (w->kind != QC_WISH_CUDA)
+    if (!w->cuda)
         return QC_OK;
     if (h->gpu_count == 0)
         QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no GPU: %s", w->from, w->text, h->no_gpu);
@@ -216,11 +216,8 @@ static qc_status read_gpus(qc_hardware *h, qc_arena *arena, qc_error *err)
     qc_status st = qc_nvml_open(&d.nvml, &why);
     if (st == QC_ERR_DEVICE)
         return qc_arena_strndup(arena, &h->no_gpu, why.msg, strlen(why.msg), err);
-    if (st != QC_OK) {
-        if (err)
-            *err = why;
-        return st;
-    }
+    if (st != QC_OK)
+        return qc_error_pass(err, &why, st);
     const char *version = qc_nvml_driver(d.nvml);
     if (*version)
         st = qc_arena_strndup(arena, &h->driver, version, strlen(version), err);
@@ -254,7 +251,7 @@ qc_status qc_hardware_read(qc_hardware *out, qc_arena *arena, qc_error *err)
     *out = (qc_hardware){.gpus = NULL};
     QC_TRY(qc_device_wish_read(&wish, NULL, err));
     QC_TRY(read_host(out, arena, err));
-    if (wish.kind == QC_WISH_CPU) {
+    if (wish.cpu) {
         out->no_gpu = "QCONV_DEVICE=cpu";
         return QC_OK;
     }

@@ -283,6 +283,8 @@ static qc_status check_layers(qc_checkpoint *m, qc_arena *arena, qc_error *err)
     QC_TRY(qc_config_read(&layers, &config, "num_hidden_layers n_layer", QC_CONFIG_MAX_LAYERS,
                           g.layer_count, err));
     layers = layers < g.layer_count ? layers : g.layer_count;
+    /* Dory's config.json counts the attention and the MLP of a layer (transformers 5.24). */
+    layers /= strcmp(g.model_type, "dory") == 0 ? 2 : 1;
     QC_TRY(qc_arena_array(arena, &all, m->tensor_count, err));
     for (size_t i = 0; i < m->tensor_count; i++)
         n += (size_t)layer_of(&all[n], m->tensors[i].name);

@@ -7,7 +7,9 @@
 #include "base/text.h"
 #include "convert/families/config_fields.h"
 #include "convert/known/model_tensors.h"
+#include "formats/checkpoint_internal.h"
 #include "formats/file_io.h"
+#include "formats/safetensors_file.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -308,7 +310,8 @@ static int looks_like_weights(const char *name)
 {
     static const char *const marks[] = {".safetensors", ".bin", ".pt",      ".pth", ".ckpt",
                                         ".gguf",        ".h5",  ".msgpack", ".onnx"};
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+    for (size_t i = 0; i < sizeof marks / sizeof *marks && !qc_ends_with(name, ".index.json");
+         i++) {
         const char *at = strstr(name, marks[i]);
         char next = at ? at[strlen(marks[i])] : 'x';
         if (next == '\0' || next == '.')
@@ -361,6 +364,67 @@ static qc_status open_known(qc_checkpoint **out, const char *text, qc_error *err
             NAME_SHOWN_BYTES, id, n > 0 ? meant : " (docs/models.md lists them); give", get);
 }
 
+/* Adds the tensors of one file, whatever there is of its data. */
+static qc_status add_header(qc_model_tensors *to, qc_arena *arena, const char *path, qc_error *err)
+{
+    qc_st_file file;
+    QC_TRY(qc_st_file_open_cut(&file, path, err));
+    qc_status st = QC_OK;
+    for (size_t i = 0; i < file.header.tensor_count && st == QC_OK; i++) {
+        const qc_st_tensor *from = &file.header.tensors[i];
+        st = qc_arena_more(arena, &to->rows, to->count, err);
+        if (st != QC_OK)
+            break;
+        qc_checkpoint_tensor *t = &to->rows[to->count++];
+        *t = (qc_checkpoint_tensor){.dtype = from->dtype, .ndim = from->ndim};
+        memcpy(t->dims, from->dims, sizeof t->dims);
+        st = qc_arena_strndup(arena, &t->name, from->name, strlen(from->name), err);
+    }
+    qc_st_file_close(&file);
+    return st;
+}
+
+/* Opens a folder of which every .safetensors file has its header and not all of its data: a plan
+ * needs no more, and they are a few megabytes of hundreds of gigabytes. */
+static qc_status open_headers(qc_checkpoint **out, qc_arena *arena, const char *dir, qc_error *err)
+{
+    qc_model_tensors tensors = {0};
+    qc_tree_file *tree = NULL;
+    size_t count = 0, files = 0;
+    unsigned long long wanted = 1;
+    const char *path = NULL;
+    qc_strbuf text;
+    QC_TRY(qc_dir_tree(arena, dir, TREE_MAX_FILES, &tree, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        qc_checkpoint_name n;
+        if (!qc_checkpoint_name_read(&n, tree[i].path) || n.index || n.variant || n.torch)
+            continue;
+        const char *of = strstr(tree[i].path, "-of-");
+        wanted = of ? strtoull(of + strlen("-of-"), NULL, 10) : wanted;
+        files++;
+        QC_TRY(qc_path_join(arena, &path, dir, tree[i].path, err));
+        QC_TRY(add_header(&tensors, arena, path, err));
+    }
+    if (files != wanted)
+        QC_FAIL(err, QC_ERR_TRUNCATED, "%s: expected %llu files, as their names say, found %zu",
+                dir, wanted, files);
+    QC_TRY(qc_path_join(arena, &path, dir, CONFIG_NAME, err));
+    qc_strbuf_init(&text, CONFIG_MAX_BYTES);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_create_shapes(out, dir, text.data ? text.data : "", text.len,
+                                         tensors.rows, tensors.count, err);
+    qc_strbuf_deinit(&text);
+    QC_TRY(st);
+    st = qc_checkpoint_warn(*out, err,
+                            "%s: the weights are cut off, and a plan needs their headers alone; "
+                            "download them whole to convert them",
+                            dir);
+    if (st != QC_OK)
+        qc_checkpoint_close(*out);
+    return st;
+}
+
 static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weights,
                            qc_arena *arena, qc_error *err)
 {
@@ -377,8 +441,10 @@ static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weig
     else if (kind == QC_PATH_DIR)
         QC_TRY(find_lone_config(&config, arena, model, err));
     if (!config) {
-        *has_weights = 1;
-        return qc_checkpoint_open(out, model, err);
+        const qc_status st = qc_checkpoint_open(out, model, err);
+        *has_weights = st != QC_ERR_TRUNCATED || kind != QC_PATH_DIR ||
+                       open_headers(out, arena, model, NULL) != QC_OK;
+        return *has_weights ? st : QC_OK;
     }
     qc_strbuf text;
     qc_strbuf_init(&text, CONFIG_MAX_BYTES);

@@ -285,7 +285,7 @@ static qc_status refuse_type(const qc_config *c, qc_error *err)
     QC_FAIL(
         err, QC_ERR_UNSUPPORTED,
         "config.json: the tensors of model_type '%.*s' cannot be worked out; give the checkpoint "
-        "itself, or a type of docs/models.md: %s",
+        "itself or its headers (docs/planning.md), or a type of docs/models.md: %s",
         NAME_SHOWN_BYTES, c->model_type, list);
 }
 

@@ -19,7 +19,7 @@ void qc_coded_scratch_deinit(qc_coded_scratch *s)
 
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n)
 {
-    return qc_ceil_div_u64(n, 8 / qc_coded_bits(w));
+    return qc_code_bytes(qc_coded_bits(w), n);
 }
 
 static uint64_t columns_of(const qc_coded_weight *w)
@@ -112,7 +112,7 @@ qc_status qc_coded_read(const qc_coded_source *src, qc_coded_scratch *s, uint64_
         return QC_OK;
     if (src->w->coding == QC_CODING_FP8) {
         QC_TRY(read_fp8(src, s, first, n, out, &bad, err));
-    } else if (qc_coding_is_integer(src->w->coding)) {
+    } else if (qc_coding_is_packed(src->w->coding)) {
         QC_TRY(qc_packed_read(src, &s->stripe, first, n, out, &bad, err));
     } else {
         if (first % QC_MXFP4_BLOCK != 0 || n % QC_MXFP4_BLOCK != 0)

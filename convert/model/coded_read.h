@@ -1,5 +1,5 @@
-/* Reads weights in FP8, MXFP4 or integers with scales as floats. Nothing but the scratch has a
- * state, so any range of a weight can be read at any time, by any thread that has its own scratch
+/* Reads weights in FP8, MXFP4, NVFP4 or integers with scales as floats. Nothing but the scratch has
+ * a state, so any range of a weight can be read at any time, by any thread that has its own scratch
  * and cursor. */
 #ifndef QC_CONVERT_CODED_READ_H
 #define QC_CONVERT_CODED_READ_H
@@ -22,8 +22,7 @@ typedef struct {
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);
 
-/* Returns the stored bytes of n elements: n for FP8 and for integers of 8 bit, n / 2 for MXFP4 and
- * for integers of 4 bit, rounded up. */
+/* Returns the bytes that the codes of n elements fill, rounded up. */
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
 
 /* Reads elements [first, first + n) of the flattened weight, in order; of MXFP4, whole blocks.

@@ -122,8 +122,9 @@ static qc_status add_part(joiner *j, const stack *k, unsigned part, int shared, 
         }
     }
     *t = parts[0];
-    QC_TRY(qc_arena_printf(&j->c->arena, &t->name, err, "%.*s%s%s", (int)k->stem_len, k->stem,
-                           k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP, ends->stack));
+    QC_TRY(qc_arena_printf(&j->c->arena, &t->name, err, "%.*s%s.%s%s", (int)k->stem_len, k->stem,
+                           j->names->stacks, k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP,
+                           ends->stack));
     if (shared)
         return QC_OK;
     t->ndim = ndim;
@@ -156,8 +157,9 @@ static qc_status add_state(joiner *j, const stack *k, qc_error *err)
     qc_bnb_state s = k->state;
     s.ndim = 3;
     memcpy(s.dims, k->dims, sizeof k->dims);
-    QC_TRY(qc_arena_printf(&j->c->arena, &t->name, err, "%.*s%s%s", (int)k->stem_len, k->stem,
-                           k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP, ends->stack));
+    QC_TRY(qc_arena_printf(&j->c->arena, &t->name, err, "%.*s%s.%s%s", (int)k->stem_len, k->stem,
+                           j->names->stacks, k->down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP,
+                           ends->stack));
     return qc_expert_state_make(j->c, t, &s, err);
 }
 
@@ -261,6 +263,18 @@ qc_status qc_experts_join(qc_checkpoint *c, qc_error *err)
 
 qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_error *err)
 {
+    const qc_expert_names *names = qc_experts_names(c);
+    const unsigned traits = names ? names->traits : 0;
+    if (traits & QC_EXPERTS_TURNED && o->experts != QC_EXPERTS_SEPARATE &&
+        (o->to == QC_TO_BF16 || o->to == QC_TO_FP16)) {
+        QC_TRY(qc_experts_decode(c, o->to == QC_TO_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err));
+        return qc_experts_warn(c, 1, 0, err);
+    }
+    if (traits & QC_EXPERTS_MODULES && o->experts == QC_EXPERTS_STACKED)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "--experts stacked: loaders have a module for each expert of this model type where "
+                "weights are quantized, and no place for a stack of codes; leave the option out "
+                "(--to bf16 makes stacks)");
     if (o->experts == QC_EXPERTS_STACKED) {
         QC_TRY(qc_experts_join(c, err));
         return qc_to_quantizes(o->to) ? qc_experts_warn(c, 0, 1, err) : QC_OK;

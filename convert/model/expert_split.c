@@ -49,7 +49,8 @@ typedef struct {
 
 const qc_expert_names *qc_experts_names(const qc_checkpoint *c)
 {
-    return qc_expert_names_of(qc_config_type(c->config));
+    const qc_expert_names *names = qc_expert_names_of(qc_config_type(c->config));
+    return names && !(names->traits & QC_EXPERTS_WHOLE) ? names : NULL;
 }
 
 /* Returns the length of what stands before the tail, where the tail begins a component of the name;
@@ -75,10 +76,11 @@ static const qc_checkpoint_tensor *find(const qc_checkpoint *c, const char *stem
 typedef struct {
     size_t stem; /* length of what is before "mlp." */
     int down;    /* is it down_proj? Otherwise it is gate and up. */
+    int turned;  /* does it lie as [experts, in, out]? */
     qc_expert_form form;
     unsigned part; /* 0: the weights; else something beside them */
     qc_bnb_state state;
-    uint64_t dims[3]; /* the stack's shape */
+    uint64_t dims[3]; /* the stack's shape, [experts, out, in] */
 } piece;
 
 qc_status qc_expert_state_read(qc_bnb_state *out, const qc_checkpoint *c, qc_st_cursor *cursor,
@@ -103,6 +105,12 @@ qc_status qc_expert_state_make(qc_checkpoint *c, qc_checkpoint_tensor *t, const 
     return qc_tensor_text(c, t, json, len, err);
 }
 
+/* Writes what the name of a stack ends with: "mlp.experts.down_proj". */
+static void name_stack(char out[64], const qc_expert_names *names, int down)
+{
+    (void)snprintf(out, 64, "%s.%s", names->stacks, down ? QC_EXPERTS_DOWN : QC_EXPERTS_GATE_UP);
+}
+
 /* Does every expert's matrix in t have whole blocks of scales of its own? parts is how many
  * matrices lie one below the other in each expert of t. */
 static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
@@ -114,15 +122,14 @@ static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
            scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
 }
 
-/* Finds the shape of the stack of p's form that is called stem + tail. All of it is 0 where there
- * is none. */
-static qc_status find_shape(splitter *s, const char *name, const piece *p, const char *tail,
+/* Finds the shape of the stack of p's form beside a tensor. It is 0 where there is none. */
+static qc_status find_shape(splitter *s, const char *name, const piece *p, int down,
                             uint64_t dims[3], qc_bnb_state *state, qc_error *err)
 {
     static const unsigned beside[] = {
         [QC_EXPERTS_FP8] = 1, [QC_EXPERTS_NF4] = QC_NF4_STATE, [QC_EXPERTS_INT8] = QC_INT8_SCB};
-    const int down = strcmp(tail, QC_EXPERTS_DOWN) == 0;
-    char other[128];
+    char tail[64], other[128];
+    name_stack(tail, s->names, down);
     (void)snprintf(other, sizeof other, "%s%s", tail,
                    qc_expert_parts[p->form][beside[p->form]].stack);
     const qc_checkpoint_tensor *codes = find(s->model, name, p->stem, tail);
@@ -158,29 +165,47 @@ static int are_pair(const uint64_t up[3], const uint64_t down[3])
     return up[0] == down[0] && up[1] % 2 == 0 && up[1] / 2 == down[2] && up[2] == down[1];
 }
 
+/* Are these the shapes of a layer's stacks that lie as [experts, in, out]? Then they become what
+ * they are as codes. */
+static int are_turned_pair(uint64_t dims[2][3])
+{
+    uint64_t d[2][3];
+    for (int i = 0; i < 2; i++)
+        memcpy(d[i], (uint64_t[]){dims[i][0], dims[i][2], dims[i][1]}, sizeof d[i]);
+    if (are_pair(d[0], d[1]))
+        memcpy(dims, d, sizeof d);
+    return are_pair(d[0], d[1]);
+}
+
 /* Sets *is if t belongs to a stack of this form, in the layout that is known. */
 static qc_status find_of_form(splitter *s, const qc_checkpoint_tensor *t, qc_expert_form form,
                               piece *p, int *is, qc_error *err)
 {
-    static const char *const stacks[] = {QC_EXPERTS_GATE_UP, QC_EXPERTS_DOWN};
     const qc_expert_part *parts = qc_expert_parts[form];
     *is = 0;
     for (int down = 0; s->names && down < 2 && !*is; down++) {
-        const char *at = strstr(t->name, stacks[down]);
+        char stack[64];
+        name_stack(stack, s->names, down);
+        const char *at = strstr(t->name, stack);
         uint64_t dims[2][3];
         qc_bnb_state states[2];
         memset(states, 0, sizeof states);
         if (!at || (at > t->name && at[-1] != '.'))
             continue;
         *p = (piece){.stem = (size_t)(at - t->name), .down = down, .form = form};
-        at += strlen(stacks[down]);
+        at += strlen(stack);
         while (parts[p->part].stack && strcmp(at, parts[p->part].stack) != 0)
             p->part++;
         if (!parts[p->part].stack)
             continue;
         for (int i = 0; i < 2; i++)
-            QC_TRY(find_shape(s, t->name, p, stacks[i], dims[i], &states[i], err));
-        *is = are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 && dims[0][2] > 0;
+            QC_TRY(find_shape(s, t->name, p, i, dims[i], &states[i], err));
+        p->turned = form == QC_EXPERTS_FLOATS && s->names->traits & QC_EXPERTS_TURNED &&
+                    are_turned_pair(dims);
+        const int unclear =
+            s->names->traits & QC_EXPERTS_BY_SHAPE && dims[1][1] == dims[1][2] && p->turned;
+        *is = !unclear && are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 &&
+              dims[0][2] > 0;
         memcpy(p->dims, dims[down], sizeof p->dims);
         p->state = states[down];
     }
@@ -228,6 +253,13 @@ static qc_status cut(splitter *s, qc_checkpoint_tensor *t, const qc_checkpoint_t
     const uint64_t block = k->state.block_elems;
     const uint64_t group = k->state.nested ? k->state.nested_block_elems : 1;
     uint64_t count = 0; /* elements of the part in a matrix */
+    if (k->turned) {
+        const qc_turned turned = {rows, cols, k->dims[1], (uint64_t)second * rows};
+        t->ndim = 2;
+        t->dims[0] = rows;
+        t->dims[1] = cols;
+        return qc_tensor_turn(s->c, t, from, &turned, e, err);
+    }
     if (k->form == QC_EXPERTS_FLOATS || k->form == QC_EXPERTS_FP8) {
         t->dims[0] = from->dims[1] / matrices;
         t->dims[1] = from->dims[2];
@@ -290,7 +322,7 @@ static qc_status add_plain(splitter *s, const qc_checkpoint_tensor *t, qc_error 
     *to = *t;
     size_t stem = s->names && s->names->router ? stem_before(t->name, QC_EXPERTS_ROUTER) : SIZE_MAX;
     const qc_checkpoint_tensor *stack =
-        stem == SIZE_MAX ? NULL : find(s->model, t->name, stem, QC_EXPERTS_GATE_UP);
+        stem == SIZE_MAX ? NULL : find(s->model, t->name, stem, "mlp." QC_EXPERTS_GATE_UP);
     piece k;
     int is = 0;
     if (stack)
@@ -352,16 +384,19 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
 
 int qc_experts_known(const qc_checkpoint *c)
 {
-    return qc_experts_names(c) != NULL ||
+    const qc_expert_names *names = qc_expert_names_of(qc_config_type(c->config));
+    return (names && !(names->traits & QC_EXPERTS_TURNED)) ||
            qc_type_is("published_stacked", qc_config_type(c->config));
 }
 
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
 {
     static const char *const granite[] = {"input_linear.weight", "output_linear.weight"};
-    splitter s = {.model = c, .names = qc_experts_names(c)};
+    splitter s = {.model = c, .names = qc_expert_names_of(qc_config_type(c->config))};
     piece p;
     int is = 0;
+    if (s.names && s.names->traits & QC_EXPERTS_MODULES)
+        return 0;
     if (t->ndim != 3 || t->bytes == 0 || !qc_dtype_is_quantizable(t->dtype))
         return 0;
     for (int i = 0; i < 2 && qc_type_is("published_stacked", qc_config_type(c->config)); i++) {
@@ -372,7 +407,9 @@ int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
         if (down && up->ndim == 3 && down->ndim == 3 && are_pair(up->dims, down->dims))
             return 1;
     }
-    return find_of_form(&s, t, QC_EXPERTS_FLOATS, &p, &is, NULL) == QC_OK && is;
+    if (find_of_form(&s, t, QC_EXPERTS_FLOATS, &p, &is, NULL) != QC_OK || !is)
+        return 0;
+    return p.turned ? 2 : 1;
 }
 
 /* Is t a stack of experts, or are the experts' matrices laid end to end (dbrx)? granitemoe and
@@ -412,12 +449,13 @@ qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error 
     if (stacks == 0)
         return QC_OK;
     if (known == stacks)
-        return qc_checkpoint_warn(c, err,
-                                  "%" PRIu64 " stack%s of experts ('%.160s' is the first) with "
-                                  "%" PRIu64 " weights %s kept as they are; --experts stacked "
-                                  "quantizes them, for transformers 5 after `import qconv` and for "
-                                  "qconv.load",
-                                  stacks, qc_plural(stacks), first, weights, qc_are(stacks));
+        return qc_checkpoint_warn(
+            c, err,
+            "%" PRIu64 " stack%s of experts ('%.160s' is the first) with "
+            "%" PRIu64 " weights %s kept as they are; --experts stacked "
+            "quantizes them to nf4 and int8, for transformers 5 after `import "
+            "qconv` and for qconv.load",
+            stacks, qc_plural(stacks), first, weights, qc_are(stacks));
     return qc_checkpoint_warn(c, err,
                               "%" PRIu64 " stack%s of experts ('%.160s' is the first) with %" PRIu64
                               " weights %s kept as they are, because it is not known for this "

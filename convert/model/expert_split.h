@@ -8,6 +8,11 @@
  * released checkpoint holds it in a tensor of its own. So splitting only gives names to ranges of a
  * file, and the output equals, byte for byte, that of a released checkpoint.
  *
+ * Llama 4, Qwen3-VL and gpt-oss are published with stacks in 16 bits, [experts, in, out], in which
+ * gate and up lie side by side, and alternate in gpt-oss. They are read turned, tile by tile
+ * (tensor_pieces.h), and codes are [out, in] as everywhere. What is decoded from codes becomes such
+ * a stack again.
+ *
  * A stack may be quantized, too: P.mlp.experts.gate_up_proj has the codes of NF4 or int8, and
  * .absmax, .quant_state... or .SCB lie beside it. No block of weights spans two experts, so codes
  * and scales are ranges as well. */
@@ -34,21 +39,27 @@ QC_NODISCARD qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_opti
                                           qc_error *err);
 /* Warns of stacks of experts in floats that no recipe quantizes or decodes. */
 QC_NODISCARD qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error *err);
+/* Makes of the experts' matrices, however they are stored, stacks in floats as the type's loaders
+ * want them, [experts, in, out]. They are read as values of dtype. Where there are stacks already,
+ * or none are turned, it does nothing. */
+QC_NODISCARD qc_status qc_experts_decode(qc_checkpoint *c, qc_dtype dtype, qc_error *err);
 /* Do stacks of experts lie as [experts, out, in], in floats as in codes? Else it is not known, or
  * floats lie as [experts, in, out]. */
 int qc_experts_known(const qc_checkpoint *c);
-/* Is t a stack of experts in floats, in the layout that is known? */
+/* Is t a stack of experts in floats, in a layout that is known, which may become one of codes? 2:
+ * it lies as [experts, in, out]. */
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t);
 /* Does c have stacks of experts that are quantized? */
 int qc_experts_are_stacked(const qc_checkpoint *c);
 
 /* ---- for expert_join.c and recipe.c ---- */
 
-#define QC_EXPERTS_GATE_UP "mlp.experts.gate_up_proj"
-#define QC_EXPERTS_DOWN    "mlp.experts.down_proj"
+/* Behind the name of the module that has them, "mlp." in most types. */
+#define QC_EXPERTS_GATE_UP "experts.gate_up_proj"
+#define QC_EXPERTS_DOWN    "experts.down_proj"
 #define QC_EXPERTS_ROUTER  "mlp.gate.weight"
 
-/* NULL: the type is not known, or there is no config.json. */
+/* NULL: the type is not known, or its stacks cannot be taken apart, or there is no config.json. */
 const qc_expert_names *qc_experts_names(const qc_checkpoint *c);
 
 /* How the weights of a stack are stored: in floats, or in codes with what lies beside them. */

@@ -154,17 +154,17 @@ static qc_status read_mlp(reader *r, qc_error *err)
 
 /* ---- the vision tower ---- */
 
-/* Reads a number, or from a list (for a tower in stages) the largest number or the sum of all. */
-static qc_status largest_or_sum(uint64_t *out, const qc_json_node *n, uint64_t max, int sum,
-                                qc_error *err)
+/* Reads a size, or the largest of a list, which a tower in stages has. */
+static qc_status largest_of(uint64_t *out, const qc_json_node *n, qc_error *err)
 {
+    const uint64_t max = QC_CONFIG_MAX_SIZE;
     if (!n || qc_json_kind_of(n) != QC_JSON_ARRAY)
         return qc_config_count(out, n, max, 0, err);
     *out = 0;
     for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
         uint64_t size = 0;
         QC_TRY(qc_config_count(&size, each, max, 0, err));
-        *out = sum ? qc_sat_add(*out, size) : (size > *out ? size : *out);
+        *out = size > *out ? size : *out;
     }
     return QC_OK;
 }
@@ -173,16 +173,10 @@ static qc_status read_vision(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
     const qc_json_node *v = r->config.vision;
-    uint64_t local = 0, global = 0, image = 0, patch = 0, tiles = 0;
+    uint64_t image = 0, patch = 0, tiles = 0;
     if (!v)
         return QC_OK;
-    QC_TRY(largest_or_sum(&g->vision_hidden, qc_config_field(v, "hidden_size embed_dim width"),
-                          QC_CONFIG_MAX_SIZE, 0, err));
-    QC_TRY(largest_or_sum(&local, qc_config_field(v, "num_hidden_layers depth depths layers"),
-                          QC_CONFIG_MAX_LAYERS, 1, err));
-    QC_TRY(qc_config_count(&global, qc_config_field(v, "num_global_layers"), QC_CONFIG_MAX_LAYERS,
-                           0, err));
-    g->vision_layers = local + global;
+    QC_TRY(largest_of(&g->vision_hidden, qc_config_field(v, "hidden_size embed_dim width"), err));
     if (strcmp(r->config.model_type, "mllama") != 0)
         return QC_OK;
     QC_TRY(qc_config_count(&image, qc_config_field(v, "image_size"), QC_CONFIG_MAX_SIZE, 0, err));

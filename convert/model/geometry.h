@@ -47,7 +47,7 @@ typedef struct {
     uint64_t max_context;                /* max_position_embeddings; 0 unknown */
     uint64_t media_positions;            /* positions that one image has in cross-attention */
     uint64_t experts, experts_per_token; /* 0 for a dense model */
-    uint64_t vision_hidden, vision_layers;
+    uint64_t vision_hidden;
     qc_dtype dtype; /* torch_dtype or dtype; QC_DTYPE_COUNT if there is none */
 } qc_geometry;
 

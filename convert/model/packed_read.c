@@ -5,6 +5,9 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_packed.h"
+#include "quant/quant_decode.h"
+#include "quant/quant_pack.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -25,6 +28,11 @@ void qc_packed_stripe_deinit(qc_packed_stripe *s)
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         qc_free(buffers[i]);
     *s = (qc_packed_stripe){0};
+}
+
+static uint64_t cols_of(const qc_coded_weight *w)
+{
+    return w->dims[w->ndim - 1];
 }
 
 static int is_turned(const qc_coded_weight *w)
@@ -73,11 +81,33 @@ static void unpack(uint32_t word, unsigned bits, uint64_t n, uint8_t *out)
         out[i] = (uint8_t)(word >> i * bits & ((1u << bits) - 1));
 }
 
-/* compressed-tensors: bytes, or words along the rows. */
+/* Do the codes of a block of NVFP4 lie one below the other? */
+static int is_tall(const qc_coded_weight *w)
+{
+    return w->coding == QC_CODING_NVFP4 && w->tile_cols == 1;
+}
+
+/* A byte has the codes of two rows. */
+static qc_status load_tall(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
+{
+    const uint64_t cols = cols_of(src->w), top = s->first_row / 2;
+    const uint64_t bytes = (qc_ceil_div_u64(s->first_row + s->rows, 2) - top) * cols;
+    QC_TRY(qc_buffer_room(&s->raw, bytes, 1, err));
+    QC_TRY(read_raw(src, s, index_of(src), top * cols, 0, bytes, err));
+    for (uint64_t r = 0; r < s->rows; r++) {
+        const uint64_t row = s->first_row + r;
+        const unsigned char *raw = (unsigned char *)s->raw.data + (row / 2 - top) * cols;
+        for (uint64_t k = 0; k < cols; k++)
+            ((uint8_t *)s->codes.data)[r * cols + k] = raw[k] >> row % 2 * 4 & 15;
+    }
+    return QC_OK;
+}
+
+/* compressed-tensors: bytes, or words along the rows. NVFP4's bytes lie as such words do. */
 static qc_status load_rows(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
-    uint64_t cols = w->dims[1], words = qc_ceil_div_u64(cols, per_word(w));
+    uint64_t cols = cols_of(w), words = qc_packed_words(w, cols);
     uint64_t row_bytes = w->coding == QC_CODING_INT ? cols : words * WORD_BYTES;
     uint8_t *codes = s->codes.data;
     QC_TRY(qc_buffer_room(&s->raw, s->rows, row_bytes, err));
@@ -88,7 +118,9 @@ static qc_status load_rows(const qc_coded_source *src, qc_packed_stripe *s, qc_e
             codes[i] = raw[i] ^ 0x80u;
         return QC_OK;
     }
-    for (uint64_t r = 0; r < s->rows; r++) {
+    for (uint64_t r = 0; r < s->rows && !w->padded; r++)
+        qc_codes_unpack(w->bits, raw + r * row_bytes, cols, codes + r * cols);
+    for (uint64_t r = 0; r < s->rows && w->padded; r++) {
         for (uint64_t i = 0; i < words; i++, raw += WORD_BYTES) {
             uint64_t k = i * per_word(w);
             unpack(qc_load_le32(raw), w->bits, qc_min_u64(per_word(w), cols - k),
@@ -146,6 +178,39 @@ static int is_single(const qc_coded_weight *w)
     return w->tile_rows > 1;
 }
 
+/* Makes the scales of NVFP4 from their codes. Several rows may share a row of them. */
+static qc_status load_e4m3(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
+{
+    const qc_coded_weight *w = src->w;
+    const qc_checkpoint_tensor *g = &src->model->tensors[w->global];
+    const uint64_t across = w->tiles_across, tall = is_tall(w) ? QC_NVFP4_BLOCK : 1;
+    const uint64_t top = s->first_row / tall,
+                   n = qc_ceil_div_u64(s->first_row + s->rows, tall) - top;
+    float table[256], global = 0;
+    uint64_t read = UINT64_MAX; /* which of the global scales this is */
+    qc_f8_table(QC_DTYPE_F8_E4M3, table);
+    QC_TRY(qc_buffer_room(&s->raw, n, across, err));
+    QC_TRY(read_raw(src, s, w->scales, top * across, 0, n * across, err));
+    for (uint64_t r = 0; r < s->rows; r++) {
+        const uint64_t row = s->first_row + r;
+        const uint64_t expert = g->bytes > sizeof global ? row / w->dims[w->ndim - 2] : 0;
+        const unsigned char *codes = (unsigned char *)s->raw.data + (row / tall - top) * across;
+        float *scales = (float *)s->scales.data + r * across;
+        if (expert != read)
+            QC_TRY(qc_checkpoint_read(src->model, src->beside, g, expert * sizeof global, &global,
+                                      sizeof global, err));
+        read = expert;
+        if (!isfinite(global) || global == 0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "tensor '%s': expected a scale other than 0 that is finite, found %g at index "
+                    "%" PRIu64 "; --keep '%s' leaves the weight as it is",
+                    g->name, (double)global, expert, qc_text_word_or(src->t->name, "NAME"));
+        for (uint64_t k = 0; k < across; k++)
+            scales[k] = w->divides ? table[codes[k]] / global : table[codes[k]] * global;
+    }
+    return QC_OK;
+}
+
 static qc_status load_scales(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
@@ -155,26 +220,28 @@ static qc_status load_scales(const qc_coded_source *src, qc_packed_stripe *s, qc
     float *scales = NULL;
     QC_TRY(qc_buffer_room(&s->scales, n, sizeof(float), err));
     scales = s->scales.data;
-    if (is_turned(w)) {
+    if (w->coding == QC_CODING_NVFP4) {
+        stored = n;
+        QC_TRY(load_e4m3(src, s, err));
+    } else if (is_turned(w)) {
         QC_TRY(
             read_columns(src, s, w->scales, across, w->dims[0], s->first_row, s->rows, each, err));
     } else {
         QC_TRY(qc_buffer_room(&s->raw, stored, each, err));
         QC_TRY(read_raw(src, s, w->scales, is_single(w) ? 0 : s->first_row * across * each, 0,
                         stored * each, err));
+        src->ops->cast(s->raw.data, dtype, stored, scales, QC_DTYPE_F32, &overflow);
     }
     for (uint64_t g = 0; is_turned(w) && g < across; g++) {
         for (uint64_t r = 0; r < s->rows; r++)
             src->ops->cast((unsigned char *)s->raw.data + (g * s->rows + r) * each, dtype, 1,
                            scales + r * across + g, QC_DTYPE_F32, &overflow);
     }
-    if (!is_turned(w))
-        src->ops->cast(s->raw.data, dtype, stored, scales, QC_DTYPE_F32, &overflow);
     for (uint64_t i = stored; i < n; i++)
         scales[i] = scales[0];
     for (uint64_t i = 0; i < n; i++) {
         const int finite = isfinite(scales[i]) != 0;
-        if (!finite || scales[i] == 0)
+        if (!finite || (scales[i] == 0 && w->coding != QC_CODING_NVFP4))
             return QC_ERROR(err, finite ? QC_ERR_INPUT : QC_ERR_NONFINITE,
                             "tensor '%s': the scale of row %" PRIu64 ", group %" PRIu64
                             " is %s; --keep '%s' leaves the weight as it is",
@@ -202,8 +269,31 @@ static qc_status load_zero_bytes(const qc_coded_source *src, qc_packed_stripe *s
     return QC_OK;
 }
 
-/* Zero points in words that hold those of several rows: [rows, groups] in compressed-tensors,
- * [groups, rows] in GPTQ and AWQ. */
+/* Zero points of compressed-tensors in words [words, groups] without gaps between those of
+ * different rows. */
+static qc_status load_dense_zeros(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
+{
+    const qc_coded_weight *w = src->w;
+    const uint64_t across = w->tiles_across, first = s->first_row * w->bits / 32;
+    const uint64_t count = qc_packed_words(w, s->first_row + s->rows) - first;
+    int16_t *zeros = s->zeros.data;
+    QC_TRY(qc_buffer_room(&s->raw, count * across, WORD_BYTES, err));
+    QC_TRY(read_raw(src, s, w->zeros, first * across * WORD_BYTES, 0, count * across * WORD_BYTES,
+                    err));
+    for (uint64_t i = 0; i < s->rows * across; i++) {
+        const uint64_t bit = (s->first_row + i / across) * w->bits - first * 32;
+        const unsigned char *at =
+            (unsigned char *)s->raw.data + (bit / 32 * across + i % across) * WORD_BYTES;
+        uint64_t two = qc_load_le32(at);
+        if (bit % 32 + w->bits > 32)
+            two |= (uint64_t)qc_load_le32(at + across * WORD_BYTES) << 32;
+        zeros[i] = (int16_t)(two >> bit % 32 & ((1u << w->bits) - 1));
+    }
+    return QC_OK;
+}
+
+/* Zero points in words that hold those of several rows: [words, groups] in compressed-tensors,
+ * [groups, words] in GPTQ and AWQ. */
 static qc_status load_zero_words(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
@@ -241,7 +331,8 @@ static qc_status load_zeros(const qc_coded_source *src, qc_packed_stripe *s, qc_
     QC_TRY(qc_buffer_room(&s->zeros, n, sizeof(int16_t), err));
     if (w->zeros != UINT32_MAX)
         return src->model->tensors[w->zeros].dtype == QC_DTYPE_I8 ? load_zero_bytes(src, s, err)
-                                                                  : load_zero_words(src, s, err);
+               : is_turned(w) || w->padded                        ? load_zero_words(src, s, err)
+                                                                  : load_dense_zeros(src, s, err);
     for (uint64_t i = 0; i < n; i++)
         ((int16_t *)s->zeros.data)[i] = (int16_t)(1 << (w->bits - 1));
     return QC_OK;
@@ -273,7 +364,7 @@ static qc_status check_sizes(const qc_coded_source *src, qc_packed_stripe *s, qc
 static qc_status load_groups(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
-    uint64_t cols = w->dims[1];
+    uint64_t cols = cols_of(w);
     int ordered = w->group_index == UINT32_MAX;
     if (s->grouped == w)
         return QC_OK;
@@ -310,7 +401,8 @@ static qc_status load(const qc_coded_source *src, qc_packed_stripe *s, uint64_t 
                       uint64_t last_row, qc_error *err)
 {
     const qc_coded_weight *w = src->w;
-    uint64_t most = STRIPE_ELEMS / w->dims[1] / AWQ_ROWS * AWQ_ROWS, end = last_row + 1;
+    const uint64_t cols = cols_of(w);
+    uint64_t most = STRIPE_ELEMS / cols / AWQ_ROWS * AWQ_ROWS, end = last_row + 1;
     most = most < AWQ_ROWS ? AWQ_ROWS : most;
     if (s->weight == w && row >= s->first_row && row - s->first_row < s->rows)
         return QC_OK;
@@ -324,9 +416,10 @@ static qc_status load(const qc_coded_source *src, qc_packed_stripe *s, uint64_t 
     QC_TRY(load_groups(src, s, err));
     QC_TRY(load_scales(src, s, err));
     QC_TRY(load_zeros(src, s, err));
-    QC_TRY(qc_buffer_room(&s->codes, s->rows, w->dims[1], err));
+    QC_TRY(qc_buffer_room(&s->codes, s->rows, cols, err));
     QC_TRY(w->coding == QC_CODING_GPTQ  ? load_gptq(src, s, err)
            : w->coding == QC_CODING_AWQ ? load_awq(src, s, err)
+           : is_tall(w)                 ? load_tall(src, s, err)
                                         : load_rows(src, s, err));
     s->weight = w;
     return QC_OK;
@@ -335,7 +428,12 @@ static qc_status load(const qc_coded_source *src, qc_packed_stripe *s, uint64_t 
 qc_status qc_packed_read(const qc_coded_source *src, qc_packed_stripe *s, uint64_t first,
                          uint64_t n, float *out, uint64_t *bad, qc_error *err)
 {
-    uint64_t cols = src->w->dims[1], across = src->w->tiles_across, done = 0;
+    const int nvfp4 = src->w->coding == QC_CODING_NVFP4;
+    uint64_t cols = cols_of(src->w), across = src->w->tiles_across, done = 0;
+    float values[16];
+    memcpy(values, qc_fp4_code, sizeof values);
+    if (!src->w->divides) /* ModelOpt's table (0.47, e2m1_values) has no -0 */
+        values[8] = 0;
     while (done < n) {
         uint64_t row = (first + done) / cols, begin = (first + done) % cols;
         uint64_t end = qc_min_u64(cols, begin + n - done);
@@ -346,7 +444,8 @@ qc_status qc_packed_read(const qc_coded_source *src, qc_packed_stripe *s, uint64
         const float *scales = (const float *)s->scales.data + at * across;
         const uint32_t *groups = s->groups.data;
         for (uint64_t k = begin; k < end; k++, done++) {
-            out[done] = (float)(codes[k] - zeros[groups[k]]) * scales[groups[k]];
+            out[done] = (nvfp4 ? values[codes[k]] : (float)(codes[k] - zeros[groups[k]])) *
+                        scales[groups[k]];
             if (!isfinite(out[done]) && *bad == UINT64_MAX)
                 *bad = done;
         }

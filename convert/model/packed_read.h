@@ -1,6 +1,7 @@
-/* Reads weights that are stored as integers with scales (recipe_packed.h) as floats: the code, less
- * its zero point, times the scale of its group. The difference is exact, and the product is rounded
- * once.
+/* Reads weights that are stored as integers or NVFP4 with scales (recipe_packed.h) as floats: the
+ * code, less its zero point, or E2M1's value of the code, times the scale of its group. The
+ * difference is exact, and the product is rounded once, as is NVFP4's scale, which is one of E4M3
+ * times or divided by that of the whole weight.
  *
  * GPTQ and AWQ store a weight the other way round, so that rows of the weight are columns of the
  * file. A stripe of rows is therefore read at once and kept, and what lies in it is served from
@@ -39,8 +40,8 @@ void qc_packed_stripe_deinit(qc_packed_stripe *s);
 
 /* Reads elements [first, first + n) of the weight, n > 0. *bad becomes the index, from first on, of
  * the first product that is too large for a float, and otherwise stays. QC_ERR_NONFINITE for a
- * scale that is not finite, QC_ERR_INPUT for one that is 0 and for a column whose group is not
- * there. */
+ * scale that is not finite, QC_ERR_INPUT for one of integers that is 0 and for a column whose group
+ * is not there. */
 QC_NODISCARD qc_status qc_packed_read(const qc_coded_source *src, qc_packed_stripe *s,
                                       uint64_t first, uint64_t n, float *out, uint64_t *bad,
                                       qc_error *err);

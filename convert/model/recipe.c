@@ -56,9 +56,9 @@ const char *qc_role_name(qc_role r)
 }
 
 /* Is tensor i a weight in integers with scales? */
-static int is_integers(const maker *m, uint32_t i)
+static int is_packed(const maker *m, uint32_t i)
 {
-    return m->coded.weights[i] && qc_coding_is_integer(m->coded.weights[i]->coding);
+    return m->coded.weights[i] && qc_coding_is_packed(m->coded.weights[i]->coding);
 }
 
 /* Tensor i as the recipe sees it: a weight in integers has the name and shape that it has when it
@@ -66,7 +66,7 @@ static int is_integers(const maker *m, uint32_t i)
 static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
 {
     qc_checkpoint_tensor t = m->model->tensors[i];
-    if (is_integers(m, i)) {
+    if (is_packed(m, i)) {
         t.name = m->coded.weights[i]->name;
         t.ndim = m->coded.weights[i]->ndim;
         memcpy(t.dims, m->coded.weights[i]->dims, sizeof t.dims);
@@ -151,7 +151,7 @@ static int bias_says_conv1d(const maker *m, const qc_checkpoint_tensor *t)
 static int is_conv1d(const maker *m, uint32_t i)
 {
     const qc_checkpoint_tensor t = face_of(m, i);
-    int says = m->stored.weights[i] || is_integers(m, i) ? 0 : bias_says_conv1d(m, &t);
+    int says = m->stored.weights[i] || is_packed(m, i) ? 0 : bias_says_conv1d(m, &t);
     if (says != 0)
         return says > 0;
     return m->facts.has_conv1d && qc_rules_conv1d_name(t.name);
@@ -338,7 +338,7 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
 static qc_status refuse_turned(const qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
 {
     int decoded = e->scheme == QC_SCHEME_CAST || m->options->to == QC_TO_AUTO;
-    if (!is_integers(m, i) || !decoded || e->scheme == QC_SCHEME_KEEP ||
+    if (!is_packed(m, i) || !decoded || e->scheme == QC_SCHEME_KEEP ||
         !(m->classes[i].traits & QC_TRAIT_CONV1D))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -432,14 +432,18 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
         e->why = why_by_rule(m, i);
     } else if (c->role == QC_ROLE_LINEAR && t->ndim != 2) {
         e->why = "not 2-D";
+        e->unasked = t->ndim > 2 && !stack && qc_dtype_is_quantizable(t->dtype);
     } else if (c->role == QC_ROLE_LINEAR && (t->dims[0] == 0 || t->dims[1] == 0)) {
         e->why = "empty";
     } else if (c->role == QC_ROLE_LINEAR && format_obstacle(m, i)) {
         e->why = format_obstacle(m, i);
+        e->unasked = 1;
+    } else if (!stack && strcmp(c->why, QC_WHY_STACK) == 0) {
+        e->unasked = qc_dtype_is_quantizable(t->dtype);
     }
     if (!is_wanted(m, i)) {
         apply_rest(e, m, i);
-        if (is_integers(m, i) && !kept_by_rule(m, i)) { /* cast to the model's dtype */
+        if (is_packed(m, i) && !kept_by_rule(m, i)) { /* cast to the model's dtype */
             e->scheme = QC_SCHEME_CAST;
             e->out_dtype = e->coded->dtype;
             if (m->options->rest != QC_REST_KEEP)
@@ -459,7 +463,9 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
      * one. */
     e->scheme = qc_scheme_of_options(m->options);
     e->block_elems = qc_scheme_block_of_options(m->options);
-    e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0 && !is_integers(m, i);
+    e->transpose = (stack && !coded ? qc_experts_is_stack(m->model, t) == 2
+                                    : (c->traits & QC_TRAIT_CONV1D) != 0) &&
+                   !is_packed(m, i);
     /* The codes of a stack's experts lie one after the other, so a block must not span two. */
     const uint64_t *dims = coded ? e->coded->dims : t->dims;
     if (stack && !qc_schemes[e->scheme].by_rows && dims[1] * dims[2] % e->block_elems != 0)

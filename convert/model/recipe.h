@@ -41,6 +41,7 @@ typedef enum {
     QC_CODING_PACKED, /* compressed-tensors' pack-quantized */
     QC_CODING_GPTQ,
     QC_CODING_AWQ,
+    QC_CODING_NVFP4, /* compressed-tensors' and ModelOpt's */
     QC_CODING_COUNT
 } qc_coding;
 
@@ -54,8 +55,8 @@ typedef struct {
     int float_activations;
 } qc_integer_args;
 
-/* A weight in 8-bit floats, MXFP4 or integers with scales. It is decoded to float before anything
- * else is done with it. */
+/* A weight in 8-bit floats, MXFP4, NVFP4 or integers with scales. It is decoded to float before
+ * anything else is done with it. */
 typedef struct {
     qc_coding coding;
     /* the model's dtype: config.json's, or bfloat16 if it names none */
@@ -63,14 +64,17 @@ typedef struct {
     uint32_t scales;               /* tensor index; UINT32_MAX: the codes are the weights */
     uint64_t tile_rows, tile_cols; /* rows and columns of weights that share a scale */
     uint64_t tiles_across;         /* number of scales in one row of them */
-    /* The rest is of integers only. */
+    /* The rest is of integers and NVFP4 only. */
     uint32_t zeros;       /* tensor index of the zero points; UINT32_MAX: it is the middle code */
     uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
     unsigned bits;        /* bits of a code */
+    int padded;           /* no code lies in two words, as compressed-tensors packed before 0.18 */
     int zero_add;         /* added to a stored zero point */
+    uint32_t global;      /* NVFP4: tensor index of the scale of all scales, or of each expert's */
+    int divides; /* NVFP4: they are divided by it, and code 8 is -0; else times it, and 0 */
     qc_integer_args said;
     unsigned ndim;
-    uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */
+    uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in], or that of a stack of experts */
     const char *name;           /* the name that it has when it is decoded */
 } qc_coded_weight;
 
@@ -90,6 +94,7 @@ typedef struct {
     const qc_coded_weight *coded;
     /* The index of the weight whose scale or state this tensor is; UINT32_MAX for all others. */
     uint32_t owner;
+    int unasked; /* a matrix stays as it is, and neither a rule nor --to auto chose so */
 } qc_recipe_entry;
 
 typedef struct {
@@ -103,7 +108,7 @@ typedef struct {
     const char **skip_modules;
     uint32_t skip_count;
     int input_is_quantized;     /* by bitsandbytes or qconv */
-    int input_is_coded;         /* FP8, MXFP4 or integers with scales */
+    int input_is_coded;         /* FP8, MXFP4, NVFP4 or integers with scales */
     int keeps_coded;            /* some weight stays so, which its loader has to know */
     int mtp_dropped;            /* --drop-mtp left something out */
     qc_fused_widenings widened; /* rules that count for more than they name */

@@ -280,18 +280,19 @@ const char *qc_coding_name(qc_coding coding)
         [QC_CODING_FP8] = "fp8",           [QC_CODING_MXFP4] = "mxfp4",
         [QC_CODING_INT] = "int-quantized", [QC_CODING_PACKED] = "pack-quantized",
         [QC_CODING_GPTQ] = "gptq",         [QC_CODING_AWQ] = "awq",
+        [QC_CODING_NVFP4] = "nvfp4",
     };
     return names[coding];
 }
 
-int qc_coding_is_integer(qc_coding coding)
+int qc_coding_is_packed(qc_coding coding)
 {
     return coding != QC_CODING_FP8 && coding != QC_CODING_MXFP4;
 }
 
 unsigned qc_coded_bits(const qc_coded_weight *w)
 {
-    if (qc_coding_is_integer(w->coding))
+    if (qc_coding_is_packed(w->coding))
         return w->bits;
     return w->coding == QC_CODING_MXFP4 ? 4 : 8;
 }
@@ -396,7 +397,6 @@ static const char *tool_of_names(const qc_checkpoint *model, const qc_checkpoint
         qc_dtype dtype;
         const char *beside, *tool;
     } weights[] = {
-        {QC_DTYPE_U8, "weight_scale_2", "ModelOpt (NVFP4)"},
         {QC_DTYPE_U32, "biases", "MLX"},
         {QC_DTYPE_I8, "weight_scales", "EETQ"},
         {QC_DTYPE_I16, "tables2", "HIGGS"},
@@ -424,7 +424,10 @@ const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
 {
     const qc_checkpoint_tensor *t = &model->tensors[i];
     const char *method = tool_of_method(qc_config_quant_method(model->config));
-    const char *names = tool_of_names(model, t);
+    const char *names = qc_nvfp4_trouble(model, i);
+    if (names)
+        return names;
+    names = tool_of_names(model, t);
     const size_t stem = strlen(t->name) - (names ? strlen("_packed") : 0);
     if (names && t->dtype == QC_DTYPE_I32 && qc_ends_with(t->name, ".weight_packed") &&
         !has_sibling(model, t->name, stem, "_scale"))

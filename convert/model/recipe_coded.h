@@ -1,5 +1,5 @@
-/* Weights in 8-bit floats, MXFP4 or integers with scales (recipe_packed.h), recognised by the
- * tensors beside them, never by config.json alone, which may be wrong:
+/* Weights in 8-bit floats, MXFP4, NVFP4 or integers with scales (recipe_packed.h), recognised by
+ * the tensors beside them, never by config.json alone, which may be wrong:
  *
  *   M.weight F8_E4M3 or F8_E5M2 [out, in] with
  *     M.weight_scale_inv   one scale per block (DeepSeek-V3, transformers' fp8), or one in all
@@ -26,9 +26,9 @@ QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const q
 
 /* Returns the name of a coding in messages and tables. */
 const char *qc_coding_name(qc_coding coding);
-/* Is it one of recipe_packed.h's? */
-int qc_coding_is_integer(qc_coding coding);
-unsigned qc_coded_bits(const qc_coded_weight *w); /* bits of a code: 8 or 4 */
+/* Is it one of recipe_packed.h's, which have another name or shape than their weight? */
+int qc_coding_is_packed(qc_coding coding);
+unsigned qc_coded_bits(const qc_coded_weight *w); /* bits of a code: 2 to 8 */
 /* Returns the index of the tensor that holds the weight with this name: the tensor of that name, or
  * the codes of the weight that is called so when it is decoded, or, of a name that ends in
  * "weight_packed", the weight that those codes would be of. UINT32_MAX if there is none. */

@@ -8,14 +8,20 @@
  * compression and digests are made anew. */
 typedef enum {
     QC_TO_NF4,
-    QC_TO_INT8,
+    QC_TO_INT2,
+    QC_TO_INT3,
     QC_TO_INT4,
+    QC_TO_INT5,
+    QC_TO_INT6,
+    QC_TO_INT7,
+    QC_TO_INT8,
     QC_TO_AUTO,
     QC_TO_FP16,
     QC_TO_BF16,
     QC_TO_KEEP
 } qc_to;
-#define QC_TO_NAMES "nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"
+#define QC_TO_NAMES                                                                                \
+    "nf4", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "auto", "fp16", "bf16", "keep"
 /* Whose format the quantized weights have. OWN is what qconv alone reads; no option has it. */
 typedef enum { QC_FORMAT_BITSANDBYTES, QC_FORMAT_COMPRESSED_TENSORS, QC_FORMAT_OWN } qc_format;
 #define QC_FORMAT_NAMES "bitsandbytes", "compressed-tensors"
@@ -42,7 +48,7 @@ typedef struct {
 typedef struct {
     qc_to to;
     int to_given;         /* plan only, where --to may be left out */
-    qc_format format;     /* COMPRESSED_TENSORS with --to int4, which needs it */
+    qc_format format;     /* COMPRESSED_TENSORS with integers of 2 to 7 bits */
     int activations_16;   /* --activation-bits 16: only the weights are 8-bit integers */
     uint32_t block_elems; /* 0: not given */
     int per_channel;      /* --block-size channel: a scale for each row */
@@ -52,7 +58,9 @@ typedef struct {
     qc_rule *rules;
     uint32_t rule_count;
     const char *compute_dtype; /* "bfloat16", "float16", "float32" or NULL: chosen */
-    const char *schemes;       /* --to auto: the candidates, "nf4,nf4-32,int8,16bit"; NULL: all */
+    const char *schemes;       /* --to auto: the candidates, "int4,int6"; NULL: those by default */
+    double bits;               /* --to auto: average bits of a weight; 0: the devices decide */
+    const char *importance;    /* --to auto: the file that says how much weights count, or NULL */
     /* MXFP4 experts get the scheme of --to instead of staying as they are */
     int requantize;
     int drop_mtp; /* leave out multi-token prediction layers */
@@ -61,7 +69,7 @@ typedef struct {
     qc_experts experts; /* --experts */
 } qc_recipe_options;
 
-/* Does it quantize? nf4, int8, int4 and auto do. */
+/* Does it quantize? nf4, the integers and auto do. */
 int qc_to_quantizes(qc_to to);
 
 /* The names as users type them: QC_TO_NAMES, QC_FORMAT_NAMES and so on. They are constants. */

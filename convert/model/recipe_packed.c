@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "convert/families/config_fields.h"
 #include "convert/term/size_text.h"
+#include "quant/quant_decode.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -247,17 +248,20 @@ static void own(const finder *f, const parts *p, const qc_checkpoint_tensor *t)
 
 static qc_status add(finder *f, const parts *p, const qc_coded_weight *like, qc_error *err)
 {
-    static const char *const beside[] = {"weight_shape", "input_scale",       "input_zero_point",
-                                         "output_scale", "output_zero_point", NULL};
+    static const char *const beside[] = {
+        "weight_shape", "input_scale",       "input_zero_point", "input_global_scale",
+        "output_scale", "output_zero_point", "_input_scale",     NULL};
     qc_coded_weight *w = NULL;
     QC_TRY(qc_arena_array(f->arena, &w, 1, err));
     *w = *like;
     w->dtype = f->dtype;
-    w->ndim = 2;
+    w->ndim = w->ndim ? w->ndim : 2;
     w->scales = index_of(f, p->scales);
     w->zeros = index_of(f, p->zeros);
     w->group_index = index_of(f, p->groups);
-    QC_TRY(qc_arena_printf(f->arena, &w->name, err, "%.*sweight", (int)p->stem, p->codes->name));
+    if (!w->name)
+        QC_TRY(
+            qc_arena_printf(f->arena, &w->name, err, "%.*sweight", (int)p->stem, p->codes->name));
     if (strcmp(w->name, p->codes->name) != 0 && qc_checkpoint_find(f->model, w->name))
         QC_FAIL(
             err, QC_ERR_INPUT,
@@ -377,9 +381,8 @@ static qc_status check_zeros(const qc_coded_weight *w, const parts *p, qc_error 
     QC_TRY(qc_shape_elems(p->scales->dims, p->scales->ndim, &scales, err));
     if (p->zeros->dtype == QC_DTYPE_I8 && n == scales)
         return QC_OK;
-    uint64_t words = qc_ceil_div_u64(w->dims[0], WORD_BITS / w->bits);
     if (w->coding == QC_CODING_PACKED && w->tile_rows == 1 &&
-        is_matrix(p->zeros, QC_DTYPE_I32, words, w->tiles_across))
+        is_matrix(p->zeros, QC_DTYPE_I32, qc_packed_words(w, w->dims[0]), w->tiles_across))
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT,
             "tensor '%s': expected a zero point for each of %" PRIu64 " scales, found %s %s",
@@ -387,23 +390,47 @@ static qc_status check_zeros(const qc_coded_weight *w, const parts *p, qc_error 
             qc_text_shape(shape, p->zeros->dims, p->zeros->ndim));
 }
 
-/* Does a row of cols codes of so many bits take so many words? */
-static int fills(uint64_t cols, unsigned bits, uint64_t words)
+uint64_t qc_packed_words(const qc_coded_weight *w, uint64_t n)
 {
-    return cols > 0 && qc_ceil_div_u64(cols, WORD_BITS / bits) == words;
+    return w->padded ? qc_ceil_div_u64(n, WORD_BITS / w->bits)
+                     : qc_ceil_div_u64(qc_code_bytes(w->bits, n), sizeof(uint32_t));
+}
+
+/* Does config.json name a version that did not pack densely? */
+static int packs_whole_codes(const finder *f)
+{
+    const char *version = qc_json_string_or(qc_json_get(f->config, "version"), "");
+    unsigned major = 0, minor = 0;
+    return sscanf(version, "%u.%u", &major, &minor) == 2 && major == 0 && minor < 18;
+}
+
+/* Do rows of so many words hold that many columns, one way or the other? Then *w says which. */
+static int fills(const finder *f, qc_coded_weight *w, unsigned bits, uint64_t cols, uint64_t words)
+{
+    qc_coded_weight trial = *w;
+    trial.bits = bits;
+    trial.dims[1] = cols;
+    for (int k = 0; k < 2; k++) {
+        trial.padded = k != packs_whole_codes(f) && WORD_BITS % bits != 0;
+        if (cols > 0 && qc_packed_words(&trial, cols) == words) {
+            *w = trial;
+            return 1;
+        }
+    }
+    return 0;
 }
 
 /* Finds the bits and the columns of a packed weight from its words and from weight_shape's columns,
- * where there is one. bits stays 0 where they do not say. Both widths may fit, if a row is one word
- * or there is no weight_shape, and then config.json decides. */
+ * where there is one. bits stays 0 where they do not say. Several widths may fit, if a row is short
+ * or there is no weight_shape, and then config.json decides, or the width that is more common. */
 static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
 {
-    static const unsigned widths[] = {4, 8};
+    static const unsigned widths[] = {4, 8, 2, 3, 5, 6, 7, 1};
+    enum { WIDTHS = sizeof widths / sizeof *widths };
     const qc_checkpoint_tensor *t = sibling(f, p, "weight_shape");
     const int known = t && f->model->file_count > 0;
     uint64_t shape[2] = {0}, words = p->codes->dims[1];
     unsigned char raw[16];
-    int other = 0;
     if (known) {
         if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
             QC_FAIL(err, QC_ERR_INPUT,
@@ -416,20 +443,16 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
         shape[1] = qc_load_le64(raw + 8);
     }
     w->dims[0] = p->codes->dims[0];
-    for (int i = 0; i < 4 && !w->bits; i++) {
-        unsigned bits = widths[i % 2];
-        uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
-        int says = i >= 2 && known; /* the first two times it has to be config.json */
-        for (size_t a = 0; i < 2 && a < f->arg_count; a++)
+    for (int i = 0; i < 2 * WIDTHS && !w->bits; i++) {
+        const unsigned bits = widths[i % WIDTHS];
+        const uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS) / bits;
+        int says = i >= WIDTHS && known; /* the first time it has to be config.json */
+        for (size_t a = 0; i < WIDTHS && a < f->arg_count; a++)
             says |= f->args[a].bits == bits;
-        if (!says || !fills(cols, bits, words))
-            continue;
-        w->bits = bits;
-        w->dims[1] = cols;
+        if (says)
+            (void)fills(f, w, bits, cols, words);
     }
-    for (unsigned bits = 1; bits <= 8; bits++)
-        other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
-    if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
+    if (known && (shape[0] != w->dims[0] || !w->bits))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': weight_shape says [%" PRId64 ", %" PRId64
                 "], which does not pack into words [%" PRIu64 ", %" PRIu64 "]",
@@ -455,7 +478,7 @@ static qc_status add_compressed(finder *f, parts *p, int packed, qc_error *err)
         w.bits = 8;
         memcpy(w.dims, p->codes->dims, 2 * sizeof *w.dims);
     }
-    if (!w.bits)
+    if (w.bits < 2)
         return QC_OK;
     QC_TRY(fit_scales(&w, p->scales, err));
     QC_TRY(check_zeros(&w, p, err));
@@ -558,6 +581,119 @@ static qc_status add_qweight(finder *f, parts *p, qc_error *err)
     return add(f, p, &w, err);
 }
 
+/* ---- NVFP4 ---- */
+
+/* The names of a weight's tensors. The codes' name is stem + codes; beside them lie stem + scales
+ * and so on. */
+static const struct {
+    const char *tool, *codes, *scales, *global;
+    int divides;
+} nvfp4_forms[] = {
+    {"ModelOpt", ".weight", "weight_scale", "weight_scale_2", 0},
+    {"compressed-tensors", ".weight_packed", "weight_scale", "weight_global_scale", 1},
+    {"ModelOpt", "", "_weight_scale", "_weight_scale_2", 0}, /* the last, since any name ends so */
+};
+
+/* Says in *form and *stem which of these tensor t is. */
+static int is_nvfp4(const qc_checkpoint *m, const qc_checkpoint_tensor *t, unsigned *form,
+                    size_t *stem)
+{
+    const size_t len = strlen(t->name);
+    *form = 0;
+    while (!qc_ends_with(t->name, nvfp4_forms[*form].codes))
+        (*form)++;
+    *stem = len - (*nvfp4_forms[*form].codes ? strlen(nvfp4_forms[*form].codes) - 1 : 0);
+    const uint32_t i = qc_checkpoint_beside(m, t->name, *stem, nvfp4_forms[*form].scales);
+    return t->dtype == QC_DTYPE_U8 && t->bytes > 0 && (t->ndim == 2 || t->ndim == 3) &&
+           i != NO_TENSOR && m->tensors[i].dtype == QC_DTYPE_F8_E4M3;
+}
+
+/* Sets the shape of w, and how its scales are shared, from those of codes and scales. The codes of
+ * a block lie along a row, or one below the other in a stack [experts, in, out], and then tile_cols
+ * is 1. */
+static int fit_nvfp4(qc_coded_weight *w, const qc_checkpoint_tensor *t,
+                     const qc_checkpoint_tensor *s)
+{
+    if (s->ndim != t->ndim || (t->ndim == 3 && s->dims[0] != t->dims[0]))
+        return 0;
+    for (unsigned d = t->ndim; d-- > t->ndim - (t->ndim == 3 ? 2 : 1);) {
+        const unsigned other = 2 * t->ndim - 3 - d; /* the other one of the last two */
+        if (s->dims[other] != t->dims[other] ||
+            qc_sat_mul(s->dims[d], QC_NVFP4_BLOCK / 2) != t->dims[d])
+            continue;
+        memcpy(w->dims, t->dims, sizeof w->dims);
+        w->ndim = t->ndim;
+        w->dims[d] *= 2;
+        w->tile_rows = 1;
+        w->tile_cols = d + 1 == t->ndim ? QC_NVFP4_BLOCK : 1;
+        w->tiles_across = s->dims[t->ndim - 1];
+        return 1;
+    }
+    return 0;
+}
+
+/* ComfyUI's files, and those that ModelOpt writes for it, have the scales in the order of cuBLAS
+ * (0.47, swizzle_nvfp4_scales), which their shapes do not always show. They have a marker, a word
+ * in the header, or no config.json. */
+static int is_for_comfyui(const qc_checkpoint *m, const qc_checkpoint_tensor *t, size_t stem)
+{
+    int is = !m->config || qc_checkpoint_beside(m, t->name, stem, "comfy_quant") != NO_TENSOR;
+    for (size_t i = 0; i < m->meta_count; i++)
+        is |= strcmp(m->meta[i].key, "_quantization_metadata") == 0 ||
+              strcmp(m->meta[i].key, "quantization_config") == 0;
+    return is;
+}
+
+const char *qc_nvfp4_trouble(const qc_checkpoint *m, uint32_t i)
+{
+    const qc_checkpoint_tensor *t = &m->tensors[i];
+    qc_coded_weight w;
+    unsigned form = 0;
+    size_t stem = 0;
+    if (!is_nvfp4(m, t, &form, &stem))
+        return NULL;
+    const uint32_t s = qc_checkpoint_beside(m, t->name, stem, nvfp4_forms[form].scales);
+    const uint32_t g = qc_checkpoint_beside(m, t->name, stem, nvfp4_forms[form].global);
+    if (g == NO_TENSOR)
+        return form == 1 ? "compressed-tensors (NVFP4), without the weight_global_scale that "
+                           "divides its scales,"
+                         : "ModelOpt (NVFP4), without the weight_scale_2 that multiplies its "
+                           "scales,";
+    if (form != 1 && is_for_comfyui(m, t, stem))
+        return "ModelOpt (NVFP4) for ComfyUI, with scales in another order,";
+    if (qc_checkpoint_beside(m, t->name, stem, "pre_quant_scale") != NO_TENSOR)
+        return "ModelOpt (NVFP4), with a pre_quant_scale that its input is multiplied by,";
+    const qc_checkpoint_tensor *global = &m->tensors[g];
+    const uint64_t n = global->bytes / sizeof(float);
+    if (!fit_nvfp4(&w, t, &m->tensors[s]) || global->dtype != QC_DTYPE_F32 ||
+        (n != 1 && (t->ndim != 3 || n != t->dims[0])) ||
+        qc_checkpoint_beside(m, t->name, stem, "weight_zero_point") != NO_TENSOR ||
+        qc_checkpoint_beside(m, t->name, stem, "weight_g_idx") != NO_TENSOR)
+        return form == 1 ? "compressed-tensors (NVFP4), with scales of another shape,"
+                         : "ModelOpt (NVFP4), with scales of another shape,";
+    return NULL;
+}
+
+static qc_status add_nvfp4(finder *f, parts *p, qc_error *err)
+{
+    const qc_checkpoint *m = f->model;
+    qc_coded_weight w = {.coding = QC_CODING_NVFP4, .bits = 4};
+    unsigned form = 0;
+    if (!is_nvfp4(m, p->codes, &form, &p->stem) || qc_nvfp4_trouble(m, p->index))
+        return QC_OK;
+    p->scales = sibling(f, p, nvfp4_forms[form].scales);
+    w.global = qc_checkpoint_beside(m, p->codes->name, p->stem, nvfp4_forms[form].global);
+    w.divides = nvfp4_forms[form].divides;
+    if (w.divides)
+        QC_TRY(read_compressed_tensors(f, err));
+    if (!*nvfp4_forms[form].codes)
+        w.name = p->codes->name;
+    (void)fit_nvfp4(&w, p->codes, p->scales);
+    QC_TRY(add(f, p, &w, err));
+    own(f, p, &m->tensors[w.global]);
+    return QC_OK;
+}
+
 qc_status qc_packed_find(qc_coded_set *set, qc_arena *arena, const qc_checkpoint *model,
                          qc_dtype dtype, qc_error *err)
 {
@@ -568,7 +704,9 @@ qc_status qc_packed_find(qc_coded_set *set, qc_arena *arena, const qc_checkpoint
     for (uint32_t i = 0; st == QC_OK && i < (uint32_t)model->tensor_count; i++) {
         parts p = {.codes = &model->tensors[i], .index = i};
         const int words = p.codes->dtype == QC_DTYPE_I32;
-        if (p.codes->ndim != 2 || p.codes->bytes == 0)
+        if (p.codes->dtype == QC_DTYPE_U8)
+            st = add_nvfp4(&f, &p, err);
+        if (st != QC_OK || p.codes->ndim != 2 || p.codes->bytes == 0)
             continue;
         if (words ? has_tail(p.codes, "weight_packed", &p.stem)
                   : p.codes->dtype == QC_DTYPE_I8 && has_tail(p.codes, "weight", &p.stem))

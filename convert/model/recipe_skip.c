@@ -385,7 +385,7 @@ const char *qc_skip_key(const qc_json_node *quantization)
         if (qc_json_get(quantization, keys[i]))
             return keys[i];
     }
-    if (strcmp(method, "compressed-tensors") == 0)
+    if (strcmp(method, "compressed-tensors") == 0 || strncmp(method, "modelopt", 8) == 0)
         return "ignore";
     return strcmp(method, "bitsandbytes") == 0 ? bnb : common;
 }

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "convert/model/recipe_coded.h"
 #include "formats/bnb_state.h"
+#include "quant/quant_decode.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -250,6 +251,8 @@ unsigned qc_integers_activation_bits(const qc_coded_weight *w)
 
 uint64_t qc_integers_block(const qc_coded_weight *w)
 {
+    if (w->coding == QC_CODING_NVFP4)
+        return QC_NVFP4_BLOCK;
     return w->tiles_across == 1 && (w->said.bits == 0 || w->said.by_rows) ? 0 : w->tile_cols;
 }
 
@@ -259,9 +262,9 @@ uint64_t qc_integers_block(const qc_coded_weight *w)
 static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_weight *w)
 {
     qc_scheme found = QC_SCHEME_KEEP;
-    if (!qc_coding_is_integer(w->coding) || w->zeros != QC_NO_TENSOR ||
-        w->group_index != QC_NO_TENSOR || w->tile_rows != 1 ||
-        w->dims[1] * w->bits % qc_dtype_bits(t->dtype) != 0)
+    if (!qc_coding_is_packed(w->coding) || w->coding == QC_CODING_NVFP4 ||
+        w->zeros != QC_NO_TENSOR || w->group_index != QC_NO_TENSOR || w->tile_rows != 1 ||
+        w->padded)
         return found;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
@@ -270,7 +273,8 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
                              : row->code_dtype == QC_DTYPE_I32 && w->tile_cols <= GROUP_MAX &&
                                    qc_block_size_valid((uint32_t)w->tile_cols);
         if (row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits != w->bits ||
-            row->code_dtype != t->dtype || !fits)
+            row->code_dtype != t->dtype || !fits ||
+            (!row->form->words && w->dims[1] * w->bits % qc_dtype_bits(t->dtype) != 0))
             continue;
         if (!qc_scheme_is_quantized(found) || row->by_rows == (qc_integers_block(w) == 0))
             found = (qc_scheme)s;

@@ -12,6 +12,18 @@
 #define PACKED        (ROLE(MAIN) | ROLE(SCALE) | ROLE(SHAPE))
 #define NESTED_SCALES (ROLE(ABSMAX) | ROLE(NESTED_ABSMAX) | ROLE(NESTED_MAP) | ROLE(STATE))
 
+/* Integers that compressed-tensors packs to words, with 16-bit activations: by rows, and in groups
+ * of 128 unless others are asked for. */
+#define W16_ROW(b, suffix, ...)                                                                    \
+    {                                                                                              \
+        .name = "w" #b "a16" suffix, .to = QC_TO_INT##b, .form = &qc_form_w##b##a16, .bits = (b),  \
+        .format = QC_FORMAT_COMPRESSED_TENSORS, .activation_bits = 16, .code_dtype = QC_DTYPE_I32, \
+        .role_tensors = PACKED, __VA_ARGS__                                                        \
+    }
+#define W16(b)                                                                                     \
+    [QC_SCHEME_W##b##A16_CHANNEL] = W16_ROW(b, "-channel", .by_rows = 1),                          \
+    [QC_SCHEME_W##b##A16] = W16_ROW(b, "", .default_block = 128)
+
 const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
     [QC_SCHEME_KEEP] = {.name = "keep", .role_tensors = ROLE(MAIN)},
     [QC_SCHEME_CAST] = {.name = "cast", .role_tensors = ROLE(MAIN)},
@@ -53,53 +65,9 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .quant_type = "int8",
             .state_suffix = ".quant_state.qconv__int8",
         },
-    [QC_SCHEME_W4A16_CHANNEL] =
-        {
-            .name = "w4a16-channel",
-            .to = QC_TO_INT4,
-            .form = &qc_form_w4a16,
-            .bits = 4,
-            .by_rows = 1,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
-    [QC_SCHEME_W4A16] =
-        {
-            .name = "w4a16",
-            .to = QC_TO_INT4,
-            .form = &qc_form_w4a16,
-            .bits = 4,
-            .default_block = 128,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
-    [QC_SCHEME_W8A16] =
-        {
-            .name = "w8a16",
-            .to = QC_TO_INT8,
-            .form = &qc_form_w8a16,
-            .bits = 8,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
-    [QC_SCHEME_W8A16_CHANNEL] =
-        {
-            .name = "w8a16-channel",
-            .to = QC_TO_INT8,
-            .form = &qc_form_w8a16,
-            .bits = 8,
-            .by_rows = 1,
-            .format = QC_FORMAT_COMPRESSED_TENSORS,
-            .activation_bits = 16,
-            .code_dtype = QC_DTYPE_I32,
-            .role_tensors = PACKED,
-        },
+    W16(4),
+    [QC_SCHEME_W8A16] = W16_ROW(8, "", .by_rows = 0),
+    [QC_SCHEME_W8A16_CHANNEL] = W16_ROW(8, "-channel", .by_rows = 1),
     [QC_SCHEME_W8A8] =
         {
             .name = "w8a8",
@@ -112,36 +80,42 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .code_dtype = QC_DTYPE_I8,
             .role_tensors = ROLE(MAIN) | ROLE(SCALE),
         },
+    W16(2),
+    W16(3),
+    W16(5),
+    W16(6),
+    W16(7),
     [QC_SCHEME_DEQUANT] = {.name = "dequant", .role_tensors = ROLE(MAIN)},
     [QC_SCHEME_ABSORBED] = {.name = "absorbed", .role_tensors = ROLE(MAIN)},
 };
 
+#define SIXTEEN_BITS [QC_CANDIDATE_16BIT] = {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0}
+
 static const qc_candidate bitsandbytes_candidates[QC_CANDIDATES] = {
-    {"nf4", "auto: nf4", QC_SCHEME_NF4, 64, 8.45e-3, 6.82e-3},
-    {"nf4-32", "auto: nf4, block 32", QC_SCHEME_NF4, 32, 7.62e-3, 5.66e-3},
+    {"nf4", "auto: nf4", QC_SCHEME_NF4, 64, 0, 0},
+    {"nf4-32", "auto: nf4, block 32", QC_SCHEME_NF4, 32, 0, 0},
     {"int8", "auto: int8", QC_SCHEME_INT8_ROWS, 0, 0, 0},
-    {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0},
+    SIXTEEN_BITS,
 };
 
-#define INT4                                                                                       \
+#define WIDEST_GROUP 128u
+#define GROUPS(b, asked_only)                                                                      \
     {                                                                                              \
-        "int4", "auto: int4", QC_SCHEME_W4A16, 128, 1.221e-2, 9.303e-3                             \
+        "int" #b, "auto: int" #b, QC_SCHEME_W##b##A16, WIDEST_GROUP, asked_only,                   \
+            QC_SCHEME_W##b##A16_CHANNEL                                                            \
     }
-#define INT4_32                                                                                    \
+/* int8 has a scale for each row: groups would cost an eighth of a bit and gain no more by it than
+ * other weights do. */
+#define PACKED_CANDIDATES(int8, other)                                                             \
     {                                                                                              \
-        "int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 8.972e-3, 6.570e-3                 \
+        GROUPS(2, 1), GROUPS(3, 1), GROUPS(4, 0),                                                  \
+            {"int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 1, 0}, GROUPS(5, 0),          \
+            GROUPS(6, 0), GROUPS(7, 1), {"int8", "auto: int8", int8, 0, 0, other}, SIXTEEN_BITS,   \
     }
 /* Indexed by whether activations have 16 bits. */
 static const qc_candidate packed_candidates[2][QC_CANDIDATES] = {
-    {INT4,
-     INT4_32,
-     {"int8", "auto: int8", QC_SCHEME_W8A8, 0, 0, 0},
-     {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0}},
-    {INT4,
-     INT4_32,
-     {"int8", "auto: int8", QC_SCHEME_W8A16_CHANNEL, 0, 0, 0},
-     {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0}},
-};
+    PACKED_CANDIDATES(QC_SCHEME_W8A8, QC_SCHEME_KEEP),
+    PACKED_CANDIDATES(QC_SCHEME_W8A16_CHANNEL, QC_SCHEME_W8A16)};
 
 const qc_candidate *qc_candidates_of(const qc_recipe_options *o)
 {
@@ -149,27 +123,55 @@ const qc_candidate *qc_candidates_of(const qc_recipe_options *o)
                                                      : bitsandbytes_candidates;
 }
 
+/* Names the candidates of a table: "nf4, nf4-32, int8 and 16bit". */
+static void name_candidates(const qc_candidate *rows, char *out, size_t size)
+{
+    size_t used = 0;
+    for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++)
+        if (rows[c].name && used < size)
+            used +=
+                (size_t)snprintf(out + used, size - used, "%s%s", used ? ", " : "", rows[c].name);
+    if (used < size)
+        (void)snprintf(out + used, size - used, " and %s", rows[QC_CANDIDATE_16BIT].name);
+}
+
 qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, qc_error *err)
 {
     const qc_candidate *rows = qc_candidates_of(o);
-    *candidates = o->schemes ? 0 : QC_ALL_CANDIDATES;
+    *candidates = 0;
+    for (unsigned c = 0; c < QC_CANDIDATES && !o->schemes; c++)
+        *candidates |= rows[c].name && !rows[c].asked_only ? 1u << c : 0;
     for (const char *at = o->schemes; at;) {
         const char *comma = strchr(at, ',');
         size_t len = comma ? (size_t)(comma - at) : strlen(at);
         unsigned c = 0;
         while (c < QC_CANDIDATES &&
-               (strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
+               (!rows[c].name || strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
             c++;
-        if (c == QC_CANDIDATES)
-            QC_FAIL(
-                err, QC_ERR_USAGE,
-                "--schemes: expected some of %s, %s, %s and %s, separated by commas, found '%.*s'",
-                rows[0].name, rows[1].name, rows[2].name, rows[3].name, len < 64 ? (int)len : 64,
-                at);
+        if (c == QC_CANDIDATES) {
+            char names[128];
+            name_candidates(rows, names, sizeof names);
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--schemes: expected some of %s, separated by commas, found '%.*s'", names,
+                    len < 64 ? (int)len : 64, at);
+        }
         *candidates |= 1u << c;
         at = comma ? comma + 1 : NULL;
     }
     return QC_OK;
+}
+
+int qc_candidate_step(const qc_candidate *c, unsigned step, qc_candidate_form *form)
+{
+    const int by_rows = c->block_elems == 0;
+    const unsigned rows_at = by_rows ? 0 : QC_CANDIDATE_STEPS - 1;
+    *form = (qc_candidate_form){c->scheme, c->block_elems};
+    if (step > 0 && step == rows_at)
+        *form = (qc_candidate_form){c->other, 0};
+    else if (step > 0)
+        *form = (qc_candidate_form){by_rows ? c->other : c->scheme,
+                                    WIDEST_GROUP >> (by_rows ? step - 1 : step)};
+    return step == 0 || (step < QC_CANDIDATE_STEPS && c->other != QC_SCHEME_KEEP);
 }
 
 const char *qc_scheme_name(qc_scheme s)
@@ -225,12 +227,13 @@ static const char *rows_obstacle(const qc_scheme_row *row, uint32_t block_elems,
         return "is not a Linear of compressed-tensors";
     if (!row->by_rows && block_elems && cols % block_elems)
         return "has rows of no whole groups";
-    return cols * row->bits % qc_dtype_bits(row->code_dtype) ? "has rows of no whole words" : NULL;
+    const int whole = row->form->words || cols * row->bits % qc_dtype_bits(row->code_dtype) == 0;
+    return whole ? NULL : "has rows of no whole words";
 }
 
-const char *qc_candidate_obstacle(const qc_candidate *c, uint64_t cols)
+const char *qc_candidate_obstacle(qc_candidate_form form, uint64_t cols)
 {
-    return rows_obstacle(&qc_schemes[c->scheme], c->block_elems, cols);
+    return rows_obstacle(&qc_schemes[form.scheme], form.block_elems, cols);
 }
 
 const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols)
@@ -238,8 +241,10 @@ const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols)
     const qc_candidate *rows = qc_candidates_of(o);
     const char *obstacle =
         rows_obstacle(&qc_schemes[qc_scheme_of_options(o)], qc_scheme_block_of_options(o), cols);
+    qc_candidate_form form;
     for (unsigned k = 0; o->to == QC_TO_AUTO && obstacle && k < QC_CANDIDATE_16BIT; k++)
-        obstacle = qc_candidate_obstacle(&rows[k], cols) ? obstacle : NULL;
+        for (unsigned step = 0; rows[k].name && qc_candidate_step(&rows[k], step, &form); step++)
+            obstacle = qc_candidate_obstacle(form, cols) ? obstacle : NULL;
     return obstacle;
 }
 
@@ -259,7 +264,7 @@ qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nes
 
 uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems)
 {
-    return qc_ceil_div_u64(elems, 8 / qc_schemes[s].bits);
+    return qc_code_bytes(qc_schemes[s].bits, elems);
 }
 
 int qc_to_quantizes(qc_to to)

@@ -24,6 +24,16 @@ typedef enum {
     QC_SCHEME_W8A16,
     QC_SCHEME_W8A16_CHANNEL,
     QC_SCHEME_W8A8,
+    QC_SCHEME_W2A16_CHANNEL,
+    QC_SCHEME_W2A16,
+    QC_SCHEME_W3A16_CHANNEL,
+    QC_SCHEME_W3A16,
+    QC_SCHEME_W5A16_CHANNEL,
+    QC_SCHEME_W5A16,
+    QC_SCHEME_W6A16_CHANNEL,
+    QC_SCHEME_W6A16,
+    QC_SCHEME_W7A16_CHANNEL,
+    QC_SCHEME_W7A16,
     QC_SCHEME_DEQUANT, /* a quantized weight is decoded to out_dtype */
     /* not written: it is the state of a weight that is decoded, or it is left out */
     QC_SCHEME_ABSORBED
@@ -50,7 +60,7 @@ typedef struct {
     qc_to to;         /* the value of --to that makes it; only where bits is not 0 */
     /* The operations of its codes; NULL: the scheme does not quantize. */
     const qc_form_ops *form;
-    unsigned bits; /* bits of a code: 4 or 8; 0: the scheme does not quantize */
+    unsigned bits; /* bits of a code: 2 to 8; 0: the scheme does not quantize */
     int by_rows;   /* one scale for each row; otherwise one for each block */
     /* The block size where --block-size is not given. 0: --block-size has to choose the scheme, or
      * it has no blocks. */
@@ -69,28 +79,44 @@ typedef struct {
     const char *state_suffix; /* end of that state's name; NULL: there is none */
 } qc_scheme_row;
 
-/* What --to auto may take for a weight, in order of size. "16bit" is the last: the weight stays as
- * it is. With compressed-tensors int4 and int4-32 stand for nf4 and nf4-32. */
-enum { QC_CANDIDATE_NF4, QC_CANDIDATE_NF4_32, QC_CANDIDATE_INT8, QC_CANDIDATE_16BIT };
-#define QC_CANDIDATES     4u
-#define QC_ALL_CANDIDATES ((1u << QC_CANDIDATES) - 1)
+/* What --to auto may take for a weight: each format has a table of them in order of size, whose
+ * last row, "16bit", leaves the weight as it is. The rows between the others and that have no name
+ * and are never taken. NF4 and INT8 are rows of bitsandbytes' table. */
+#define QC_CANDIDATES 9u
+enum {
+    QC_CANDIDATE_NF4,
+    QC_CANDIDATE_NF4_32,
+    QC_CANDIDATE_INT8,
+    QC_CANDIDATE_16BIT = QC_CANDIDATES - 1
+};
+/* The forms that a candidate may have, from the one that is wanted on: groups of 128, 64, 32, and a
+ * scale for each row; or with int8 that first, and then groups. */
+#define QC_CANDIDATE_STEPS 4u
 
 typedef struct {
-    const char *name; /* as --schemes has it */
+    const char *name; /* as --schemes has it; NULL: the row is free */
     const char *why;  /* for the recipe */
     qc_scheme scheme;
     uint32_t block_elems;
-    /* The relative squared error of a normally distributed weight, with absmax scales and with
-     * searched ones. 0: it depends on the length of a row (qc_auto_normal_mse). */
-    double normal_mse, searched_mse;
+    int asked_only;  /* it is taken only where --schemes names it */
+    qc_scheme other; /* of a scheme in groups that by rows, and the reverse; KEEP: it has neither,
+                        and no step but its first */
 } qc_candidate;
+
+/* How a weight is held with a candidate at one of its steps. */
+typedef struct {
+    qc_scheme scheme;
+    uint32_t block_elems;
+} qc_candidate_form;
 
 /* Returns the candidates [QC_CANDIDATES] of --format and --activation-bits. */
 const qc_candidate *qc_candidates_of(const qc_recipe_options *o);
-/* Parses those of --schemes, bit c for qc_candidates_of(o)[c]; without it all are meant.
- * QC_ERR_USAGE names those that there are. */
+/* Parses those of --schemes, bit c for qc_candidates_of(o)[c]; without it those are meant that need
+ * not be asked for. QC_ERR_USAGE names those that there are. */
 QC_NODISCARD qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates,
                                            qc_error *err);
+/* Finds the form of a step; 0: the candidate has no such step. */
+int qc_candidate_step(const qc_candidate *c, unsigned step, qc_candidate_form *form);
 
 /* Indexed by qc_scheme. */
 extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];
@@ -110,8 +136,8 @@ uint32_t qc_scheme_block_of_options(const qc_recipe_options *o);
  * has the weights of Linear modules (cols is 0 for others), in whole groups and 32-bit words. With
  * "auto" one of the candidates is enough. */
 const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols);
-/* Returns the same for a candidate of "auto". */
-const char *qc_candidate_obstacle(const qc_candidate *c, uint64_t cols);
+/* Returns the same for a form of a candidate of "auto". */
+const char *qc_candidate_obstacle(qc_candidate_form form, uint64_t cols);
 /* How the numbers of a weight with this scheme lie, but for the offset of nested scales; those of
  * compressed-tensors are F32 here. ops is NULL where the scheme does not quantize. */
 qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested);

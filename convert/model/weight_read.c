@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
+#include "formats/tensor_pieces.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>
@@ -120,9 +121,10 @@ void qc_weight_decode(const qc_quant_ops *ops, const qc_form *form, const unsign
         if (inside > 0 || run == 0)
             run = qc_min_u64(per_scale - inside, left);
         part.cols = qc_min_u64(run, form->cols); /* a row may begin or end outside */
-        form->ops->dequantize(ops, &part, codes + qc_form_code_bytes(form, done),
-                              scales + (at + done) / per_scale, run,
-                              (unsigned char *)out + done * each, dtype, overflow);
+        form->ops->dequantize(
+            ops, &part, codes + qc_form_code_bytes(form, at + done) - qc_form_code_bytes(form, at),
+            scales + (at + done) / per_scale, run, (unsigned char *)out + done * each, dtype,
+            overflow);
         if (*overflow != UINT64_MAX)
             *overflow += done;
     }
@@ -148,21 +150,21 @@ static qc_status read_stored(qc_weight_reader *r, const qc_weight_source *s, uin
                                   sizeof map, err));
         form.code_map = map;
     }
-    const uint64_t bytes = qc_scheme_code_bytes(w->stored_as, count);
+    const uint64_t bytes = qc_form_code_bytes(&form, count);
     QC_TRY(qc_buffer_room(&r->raw, bytes, 1, err));
     if (!dst || skip > 0) {
         QC_TRY(qc_buffer_room(&r->made, count, each, err));
         dst = r->made.data;
     }
     QC_TRY(qc_checkpoint_read(r->model, r->codes, &r->model->tensors[s->tensor],
-                              qc_scheme_code_bytes(w->stored_as, first - skip), r->raw.data,
-                              (size_t)bytes, err));
+                              qc_form_code_bytes(&form, first - skip), r->raw.data, (size_t)bytes,
+                              err));
     qc_weight_decode(r->ops, &form, r->raw.data, scales, 0, count, dst, dtype, bad);
     if (*bad != UINT64_MAX)
         *bad = *bad > skip ? *bad - skip : 0;
     *out = (const unsigned char *)dst + skip * each;
-    r->code_bytes = (size_t)qc_scheme_code_bytes(w->stored_as, n);
-    r->code = (const unsigned char *)r->raw.data + qc_scheme_code_bytes(w->stored_as, skip);
+    r->code_bytes = (size_t)qc_form_code_bytes(&form, n);
+    r->code = (const unsigned char *)r->raw.data + qc_form_code_bytes(&form, skip);
     return QC_OK;
 }
 
@@ -214,30 +216,15 @@ qc_status qc_weight_floats(qc_weight_reader *r, const qc_weight_source *w, uint6
     return overflow == UINT64_MAX ? QC_OK : refuse_range(r, w, first + overflow, QC_DTYPE_F32, err);
 }
 
-/* Element i of [rows, cols] is element (i % cols) * rows + i / cols of the stored [cols, rows]. So
- * this reads neighbouring elements of each stored row, and scatters them. */
 qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,
                                 const qc_checkpoint_tensor *t, uint64_t cols, uint64_t first,
                                 uint64_t n, unsigned char *dst, qc_error *err)
 {
-    const uint64_t each = qc_dtype_bits(t->dtype) / 8, rows = t->bytes / each / cols;
-    unsigned char row[4096];
-    const uint64_t per_read = sizeof row / each;
-    for (uint64_t k = 0; k < cols; k++) {
-        uint64_t r = first <= k ? 0 : qc_ceil_div_u64(first - k, cols);
-        const uint64_t last = first + n - 1; /* n > 0 */
-        const uint64_t end = last < k ? 0 : (last - k) / cols + 1;
-        while (r < end) {
-            const uint64_t count = qc_min_u64(end - r, per_read);
-            QC_TRY(qc_check_interrupted(err));
-            QC_TRY(qc_checkpoint_read(model, cursor, t, (k * rows + r) * each, row,
-                                      (size_t)(count * each), err));
-            for (uint64_t i = 0; i < count; i++)
-                memcpy(dst + ((r + i) * cols + k - first) * each, row + i * each, (size_t)each);
-            r += count;
-        }
-    }
-    return QC_OK;
+    const uint64_t each = qc_dtype_bits(t->dtype) / 8;
+    const uint64_t rows = t->ndim == 3 ? t->dims[2] : t->bytes / each / cols;
+    const qc_turned turned = {.rows = rows, .cols = cols, .stride = rows};
+    return qc_tensor_read_turned(model, cursor, t, &turned, first * each, dst, (size_t)(n * each),
+                                 err);
 }
 
 /* Reads elements [first, first + n), which are whole rows of the last dimension, as they lie. */

@@ -1,6 +1,6 @@
 /* Reads a tensor of a checkpoint as its values, whatever they are stored as: floats, bitsandbytes'
- * and qconv's codes (recipe_stored.h), FP8, MXFP4 or integers with scales (recipe_coded.h). The
- * values are those that a conversion to the same dtype writes. */
+ * and qconv's codes (recipe_stored.h), FP8, MXFP4, NVFP4 or integers with scales (recipe_coded.h).
+ * The values are those that a conversion to the same dtype writes. */
 #ifndef QC_CONVERT_WEIGHT_READ_H
 #define QC_CONVERT_WEIGHT_READ_H
 
@@ -62,7 +62,7 @@ QC_NODISCARD qc_status qc_weight_stored(qc_weight_reader *r, const qc_weight_sou
                                         uint64_t *bad, qc_error *err);
 /* Reads elements [first, first + n) of any other weight, in the order in which they are read, to
  * dst: as floats where they are coded, else in their own dtype. What is turned is a plain matrix
- * of floats. */
+ * of floats, or a stack of such. */
 QC_NODISCARD qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w,
                                           uint64_t first, uint64_t n, void *dst, qc_error *err);
 /* Reads elements [begin, end) of matrix number `matrix` of a weight that is turned: to out, in F32,
@@ -78,8 +78,8 @@ QC_NODISCARD qc_status qc_weight_turned(qc_weight_reader *r, const qc_weight_sou
 void qc_weight_decode(const qc_quant_ops *ops, const qc_form *form, const unsigned char *codes,
                       const float *scales, uint64_t at, uint64_t n, void *out, qc_dtype dtype,
                       uint64_t *overflow);
-/* Reads elements [first, first + n), n > 0, of a matrix of `cols` columns that lies turned in t, in
- * its dtype. */
+/* Reads elements [first, first + n), n > 0, of a matrix of `cols` columns that lies turned in t, or
+ * of a stack of such, in its dtype. */
 QC_NODISCARD qc_status qc_weight_read_turned(const qc_checkpoint *model, qc_st_cursor *cursor,
                                              const qc_checkpoint_tensor *t, uint64_t cols,
                                              uint64_t first, uint64_t n, unsigned char *dst,

@@ -106,9 +106,7 @@ qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root, const ch
         QC_TRY(qc_beneath_look(root, name, &e, err));
     if ((st != QC_ERR_IO && st != QC_ERR_NOMEM) || e.kind == QC_ENTRY_MISSING)
         return QC_OK;
-    if (err)
-        *err = trouble;
-    return st;
+    return qc_error_pass(err, &trouble, st);
 }
 
 static qc_status add_owned(qc_owned *o, qc_arena *arena, const char *name, const char *ending,

@@ -131,12 +131,11 @@ qc_status qc_job_finish(qc_worker *w, qc_error *err)
     if (!j->form.ops)
         return QC_OK;
     const int by_rows = qc_form_by_rows(&j->form), integer = j->form.ops->integer;
-    const uint64_t per_byte = 8 / j->form.ops->bits;
     const uint32_t units = qc_unit_count(p, j->first_output);
     qc_piece_sums total = {0};
     for (uint32_t i = 0; i < units; i++)
         qc_piece_add(&total, &s->work->sums[i],
-                     p->units[p->first_unit[j->first_output] + i].content_offset * per_byte);
+                     qc_job_elems(j, p->units[p->first_unit[j->first_output] + i].content_offset));
     if (!by_rows && !integer && j->scale == QC_SCALE_ABSMAX)
         return finish_blocks(w, &total, err);
     /* The sums were measured with the scales that a reader will have. */

@@ -305,8 +305,7 @@ static int take(qc_worker *w, uint32_t *item)
  * bytes. */
 static uint64_t source_share(const qc_job *j, uint64_t n)
 {
-    uint64_t share = qc_ceil_div_u64(n * j->source_num, j->source_den);
-    share = qc_min_u64(share, j->source_bytes); /* an odd number of nibbles is rounded up */
+    const uint64_t share = qc_min_u64(qc_job_source_bytes(j, n), j->source_bytes);
     if (j->entry->coded || j->entry->stored)
         return share;
     return share * qc_dtype_bits(j->model_dtype) / qc_dtype_bits(j->dtype);
@@ -366,9 +365,10 @@ static qc_read_range source_range(void *ctx, uint32_t item)
     if (j->entry->transpose ||
         (coded && (coded->coding == QC_CODING_GPTQ || coded->coding == QC_CODING_AWQ)))
         return r;
-    qc_checkpoint_stored_range(m, t, u->content_offset * j->source_num / j->source_den,
-                               u->content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
-                               &r.bytes);
+    const uint64_t at = qc_job_source_bytes(j, u->content_offset);
+    qc_checkpoint_stored_range(m, t, at,
+                               qc_job_source_bytes(j, u->content_offset + u->content_bytes) - at,
+                               &r.file, &r.offset, &r.bytes);
     return r;
 }
 

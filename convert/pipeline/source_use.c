@@ -19,11 +19,13 @@ size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX])
     add_once(out, &count, j->source);
     if (coded && coded->scales != UINT32_MAX)
         add_once(out, &count, coded->scales);
-    if (coded && qc_coding_is_integer(coded->coding)) {
+    if (coded && qc_coding_is_packed(coded->coding)) {
         if (coded->zeros != UINT32_MAX)
             add_once(out, &count, coded->zeros);
         if (coded->group_index != UINT32_MAX)
             add_once(out, &count, coded->group_index);
+        if (coded->coding == QC_CODING_NVFP4)
+            add_once(out, &count, coded->global);
     }
     if (stored) {
         const uint32_t parts[] = {stored->absmax, stored->quant_map, stored->nested_absmax,
@@ -64,7 +66,5 @@ qc_status qc_source_files_explain(const qc_plan *plan, qc_status failed, qc_erro
         return failed;
     if (qc_source_files_check(plan, &why) != QC_ERR_CHANGED)
         return failed;
-    if (err)
-        *err = why;
-    return QC_ERR_CHANGED;
+    return qc_error_pass(err, &why, QC_ERR_CHANGED);
 }

@@ -117,9 +117,8 @@ static qc_status hash_share(qc_worker *w, const qc_unit *u, qc_digest *out, qc_e
 {
     const qc_checkpoint *m = w->p->plan->model;
     const qc_job *j = w->job;
-    uint64_t at = u->content_offset * j->source_num / j->source_den;
-    uint64_t end =
-        qc_ceil_div_u64((u->content_offset + u->content_bytes) * j->source_num, j->source_den);
+    uint64_t at = qc_job_source_bytes(j, u->content_offset);
+    uint64_t end = qc_job_source_bytes(j, u->content_offset + u->content_bytes);
     if (j->shares_source) {
         const uint64_t piece = qc_ceil_div_u64(j->source_bytes, qc_unit_count(w->p, u->tensor));
         at = (u->index - w->p->first_unit[u->tensor]) * piece;
@@ -225,10 +224,8 @@ qc_status qc_unit_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_erro
         (j->scheme == QC_SCHEME_CAST && j->entry->transpose))
         return hash_share(w, u, out, err);
     /* Hashes the unit's elements step by step, as quantizing and casting do. */
-    const uint64_t bits = j->form.ops ? j->form.ops->bits : qc_dtype_bits(j->entry->out_dtype);
-    const uint64_t begin = u->content_offset * 8 / bits, step = j->step_elems;
-    uint64_t end = begin + (uint64_t)u->content_bytes * 8 / bits;
-    end = qc_min_u64(end, j->elems); /* an odd number of nibbles */
+    const uint64_t begin = qc_job_elems(j, u->content_offset), step = j->step_elems;
+    const uint64_t end = qc_job_elems(j, u->content_offset + u->content_bytes);
     qc_digest_reset(w->hash);
     for (uint64_t first = begin; first < end; first += step)
         QC_TRY(qc_job_read_step(w, first, qc_min_u64(end - first, step), w->source, err));

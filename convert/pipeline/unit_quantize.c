@@ -144,9 +144,7 @@ static qc_status sample_groups(qc_worker *w, uint64_t first, uint64_t end, qc_er
         memset(out.absmax, 0, (size_t)blocks * sizeof *out.absmax);
         return QC_OK;
     }
-    if (st != QC_OK && err)
-        *err = trouble;
-    return st;
+    return qc_error_pass(err, &trouble, st);
 }
 
 /* The one worker that completed the sample calls this. */
@@ -286,8 +284,10 @@ static qc_status calibrated_step(qc_worker *w, const void *source, uint64_t firs
         to.absmax = s->absmax + scale;
     }
     QC_TRY(qc_calibrated_read(w->p->calibrated, w->number, first, n, &to, err));
-    for (uint64_t at = 0; at < n; at += RUN_ELEMS) {
-        uint64_t run = qc_min_u64(n - at, RUN_ELEMS);
+    for (uint64_t at = 0, run; at < n; at += run) {
+        /* With gaps a run ends with its row, so that it begins with a byte. */
+        const uint64_t left = qc_form_has_gaps(&j->form) ? j->form.cols - at % j->form.cols : n;
+        run = qc_min_u64(qc_min_u64(n - at, left), RUN_ELEMS);
         uint64_t overflow = UINT64_MAX, index = 0;
         w->p->ops->cast((const unsigned char *)source + at * each, j->dtype, run, x, QC_DTYPE_F32,
                         &overflow);
@@ -504,9 +504,7 @@ static qc_status try_gpu(qc_worker *w, const unit_range *q, int *done, qc_error 
         memset(q->total, 0, sizeof *q->total);
         return QC_OK;
     }
-    if (err)
-        *err = why;
-    return st;
+    return qc_error_pass(err, &why, st);
 }
 
 /* For a unit whose values are all zeros as they were quantized (in LLM.int8, after float16): are
@@ -527,12 +525,10 @@ static qc_status find_lost(qc_worker *w, const unit_range *q, qc_unit *u, qc_err
 qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err)
 {
     const qc_job *j = w->job;
-    const uint64_t per_byte = 8 / j->form.ops->bits;
-    unit_range q = {.begin = u->content_offset * per_byte,
+    unit_range q = {.begin = qc_job_elems(j, u->content_offset),
+                    .end = qc_job_elems(j, u->content_offset + u->content_bytes),
                     .total = &w->state->work->sums[u->index - w->p->first_unit[u->tensor]]};
     int done = 0;
-    q.end =
-        qc_min_u64(q.begin + u->content_bytes * per_byte, j->elems); /* an odd number of nibbles */
     qc_digest_reset(w->hash);
     QC_TRY(try_gpu(w, &q, &done, err));
     if (!done) {

@@ -467,6 +467,10 @@ qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines
         QC_TRY(qc_engines_check(&all, &s, OURS, err));
     for (unsigned i = 0; i < all.count; i++)
         *(all.list[i].engine == QC_ENGINE_LOAD ? &l->qconv_load : &l->plugin) = 0;
+    if (qc_loaders_unquantized(l) && qc_family_is(qc_family_of(plan->model), "TP")) {
+        QC_TRY(qc_engines_check(&all, &s, BIT(VLLM), err));
+        l->vllm_alone = all.count == 0;
+    }
     qc_loaders_warn(l, plan, call);
     if (!engines)
         return QC_OK;

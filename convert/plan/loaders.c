@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "convert/families/config_fields.h"
+#include "convert/families/type_table.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/term/console.h"
@@ -26,13 +27,9 @@ static int is_compressed_tensors(const qc_loaders *l)
     return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
 }
 
-static int is_llama4(const char *model_type)
-{
-    return strcmp(model_type, "llama4") == 0 || strcmp(model_type, "llama4_text") == 0;
-}
-
 /* transformers 5 turns only a plain nn.Linear into a quantized module. It keeps the experts of a
- * layer in one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
+ * layer in one tensor instead, but for some types, and Falcon's Linear is a class of its own. (4.57
+ * takes both.) */
 qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_type,
                           uint64_t experts, uint64_t all, qc_error *err)
 {
@@ -42,13 +39,8 @@ qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_
                 "of their own: load it with transformers 4 or with qconv's own reader";
         return QC_OK;
     }
-    if (is_llama4(model_type) && all > 0) {
-        *not5 = "transformers puts modules of its own in the place of Llama 4's stacks of experts "
-                "where others of its weights are quantized, and finds none for them in a "
-                "checkpoint: load the output with qconv.load";
-        return QC_OK;
-    }
-    if (experts == 0)
+    const qc_expert_names *names = qc_expert_names_of(model_type);
+    if (experts == 0 || (names && names->traits & QC_EXPERTS_MODULES))
         return QC_OK;
     return qc_arena_printf(arena, not5, err,
                            "transformers 5 loads quantized experts (%.0f%% of what is quantized) "
@@ -70,10 +62,9 @@ static qc_status find_not5(qc_loaders *out, const qc_plan *p, qc_error *err)
     }
     QC_TRY(qc_loaders_not5(&out->not5, p->arena, p->recipe->model_type, experts, all, err));
     out->row.transformers5 = !out->not5;
-    if (stacked || (is_llama4(p->recipe->model_type) && all > 0))
+    if (stacked)
         out->row.transformers4 = 0;
-    out->import_qconv =
-        !is_llama4(p->recipe->model_type) && experts > 0 && !is_compressed_tensors(out);
+    out->import_qconv = out->not5 && experts > 0 && !is_compressed_tensors(out);
     return QC_OK;
 }
 
@@ -115,7 +106,7 @@ static const char *instead_of(const qc_plan *p)
     int stack = strstr(p->own_form, "mxfp4") != NULL;
     int fp8 = strstr(p->own_form, "fp8") != NULL, integers = 0;
     for (int c = 0; c < QC_CODING_COUNT; c++)
-        integers |= qc_coding_is_integer((qc_coding)c) &&
+        integers |= qc_coding_is_packed((qc_coding)c) &&
                     strstr(p->own_form, qc_coding_name((qc_coding)c)) != NULL;
     for (uint32_t i = 0; i < p->job_count; i++)
         stack |= p->jobs[i].stack;
@@ -175,6 +166,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         break;
     }
     out->lacks = qc_loaders_lack(p->model);
+    out->side_odd = p->model->side_odd;
     out->compressed = p->options->compress;
     out->placed = p->device_names != NULL;
     for (uint32_t i = 0; i < p->device_count; i++)
@@ -197,6 +189,11 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     return QC_OK;
 }
 
+int qc_loaders_unquantized(const qc_loaders *l)
+{
+    return strcmp(l->row.form, plain.form) == 0;
+}
+
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
     return l->plugin &&
@@ -205,7 +202,8 @@ int qc_loaders_need_plugin(const qc_loaders *l)
 
 int qc_loaders_plain_vllm(const qc_loaders *l)
 {
-    return is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4;
+    return l->vllm_alone ||
+           (is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4);
 }
 
 /* What other programs load it, once its files are plain. */
@@ -228,7 +226,9 @@ static const char *others(const qc_loaders *l)
         return r->with ? "transformers 5 with bitsandbytes" : "transformers 5";
     if (is_stored(r))
         return "what loads MODEL";
-    return r->with ? "transformers 4 and 5 with bitsandbytes" : "transformers 4 and 5";
+    if (r->with)
+        return "transformers 4 and 5 with bitsandbytes";
+    return l->vllm_alone ? "transformers 4 and 5, vLLM" : "transformers 4 and 5";
 }
 
 void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
@@ -246,6 +246,8 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
         qc_strbuf_putf(text, "%s%s%s; as plain files in %s", ours, between, vllm, theirs);
     else
         qc_strbuf_putf(text, "%s%s%s%s%s", theirs, *ours ? ", " : "", ours, between, vllm);
+    if (l->side_odd && !l->lacks)
+        qc_strbuf_putf(text, ", each without %s", l->side_odd);
 }
 
 /* Warns of rules that count for more than they name, because engines hold a group as one. */

@@ -24,6 +24,7 @@ typedef struct qc_loaders {
     int import_qconv;       /* transformers 5 loads it in a Python that has imported qconv */
     const char *rest;       /* the value of --rest with which transformers 5 can compute; or NULL */
     const char *lacks;      /* as qc_loaders_lack says it */
+    const char *side_odd;   /* as the checkpoint has it */
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and it places everything on GPUs */
     const char *class_name; /* the library's class: "AutoModelForCausalLM" */
@@ -31,6 +32,7 @@ typedef struct qc_loaders {
     /* Do qconv.load in Python and qconv's plug-in of vLLM load it as it is? qc_engines_settle sets
      * them. */
     int qconv_load, plugin;
+    int vllm_alone; /* likewise: a plain model of a type that vLLM is known to have */
     /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
     const char *vllm;
 } qc_loaders;
@@ -47,6 +49,8 @@ QC_NODISCARD qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const
 /* Appends "transformers 4 and 5 with bitsandbytes, qconv.load, vLLM with qconv's plug-in"; "qconv
  * only"; "nothing, because config.json has no model_type". */
 void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
+/* Is nothing of the output quantized? */
+int qc_loaders_unquantized(const qc_loaders *l);
 /* Does vLLM need qconv's plug-in for the output? */
 int qc_loaders_need_plugin(const qc_loaders *l);
 /* Does vLLM load it by itself, from plain files in its own form? */

@@ -111,7 +111,7 @@ static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     uint64_t flat[] = {qc_form_code_bytes(&j->form, j->elems), 1};
     uint64_t each = qc_dtype_bits(row->code_dtype) / 8;
-    uint64_t matrix[] = {j->rows, qc_form_code_bytes(&j->form, j->form.cols) / each};
+    uint64_t matrix[] = {j->rows, qc_form_row_bytes(&j->form) / each};
     int keeps_rows =
         row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form && !j->stack);
     shape_part(t, row->code_dtype, 2, keeps_rows ? matrix : flat,
@@ -263,7 +263,7 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
         j->dims = e->stored->dims;
     } else if (coded) {
         j->name = coded->name;
-        j->shares_source = qc_coding_is_integer(coded->coding) != 0;
+        j->shares_source = qc_coding_is_packed(coded->coding) != 0;
         j->dtype = QC_DTYPE_F32;
         *bits = qc_coded_bits(coded);
         j->ndim = coded->ndim & 15u;
@@ -275,8 +275,8 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     int turned_source = e->transpose && e->scheme != QC_SCHEME_DEQUANT && !coded;
     if (j->ndim == 2 || j->stack) {
         /* This cannot overflow: elems did not, or is 0. */
-        j->rows = j->dims[turned_source ? 1 : 0] * (j->stack ? j->dims[1] : 1);
-        j->form.cols = j->dims[turned_source ? 0 : j->ndim - 1];
+        j->form.cols = j->dims[j->ndim - (turned_source ? 2 : 1)];
+        j->rows = j->form.cols ? j->elems / j->form.cols : 0;
     } else {
         j->form.cols = j->elems;
     }
@@ -336,6 +336,20 @@ void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nest
     j->scales = by_rows ? j->rows : qc_ceil_div_u64(j->elems, block_elems);
 }
 
+uint64_t qc_job_source_bytes(const qc_job *j, uint64_t n)
+{
+    if (j->form.ops)
+        return qc_ceil_div_u64(qc_form_code_elems(&j->form, n) * j->source_num, 8);
+    return qc_ceil_div_u64(n * j->source_num, j->source_den);
+}
+
+uint64_t qc_job_elems(const qc_job *j, uint64_t n)
+{
+    /* The last byte may not be full. */
+    return j->form.ops ? qc_min_u64(qc_form_code_elems(&j->form, n), j->elems)
+                       : n * 8 / qc_dtype_bits(j->entry->out_dtype);
+}
+
 /* Says what stays together, and how much of the source is read at a time. */
 static void set_steps(qc_job *j)
 {
@@ -389,7 +403,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         j->scale = scale_of(p, j);
         qc_job_set_form(j, j->scheme, e->block_elems, p->options->recipe.double_quant);
         p->weights_quantized += j->elems;
-        den = j->form.ops->bits;
+        den = 8;
     } else if (j->scheme == QC_SCHEME_CAST) {
         den = qc_dtype_bits(e->out_dtype);
     } else if (j->scheme == QC_SCHEME_DEQUANT) {
@@ -420,8 +434,7 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
         qc_dtype dtype = p->model->tensors[i].dtype;
         int mxfp4 = c && c->coding == QC_CODING_MXFP4;
         has[e->scheme] = 1;
-        has[CODINGS + QC_CODING_FP8] |=
-            kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
+        has[CODINGS + QC_CODING_FP8] |= kept && e->owner == UINT32_MAX && qc_dtype_is_fp8(dtype);
         if (c && c->coding != QC_CODING_FP8)
             has[CODINGS + c->coding] |= kept;
         own |= qc_scheme_is_quantized(e->scheme) && mxfp4; /* a stack */
@@ -471,8 +484,7 @@ uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
     uint64_t pieces = o->piece_bytes ? qc_ceil_div_u64(o->st.end - o->st.begin, o->piece_bytes) : 0;
     if (j->shares_source && pieces > 0)
         return qc_ceil_div_u64(j->source_bytes, pieces);
-    /* Rounded up: of an odd number of nibbles the last byte is read whole. */
-    return qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
+    return qc_job_source_bytes(j, o->piece_bytes);
 }
 
 uint64_t qc_plan_weight_bytes(const uint64_t *dims, unsigned ndim, qc_dtype dtype, qc_scheme scheme,
@@ -675,9 +687,34 @@ static linear_weights count_left(const qc_plan *p, uint32_t block)
     return n;
 }
 
+/* Names weights that have 4 bits or fewer already, before they get so few again. */
+static void warn_again(const qc_plan *p, const char *model)
+{
+    enum { FEW_BITS = 4 };
+    const qc_job *first = NULL;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        if (!j->entry->coded || qc_coded_bits(j->entry->coded) > FEW_BITS || !j->form.ops ||
+            j->form.ops->bits > FEW_BITS)
+            continue;
+        first = first ? first : j;
+        count++;
+    }
+    if (first)
+        qc_console_warn(p->call,
+                        "%" PRIu32
+                        " weight%s of %s %s in %s already ('%s' is the first), and %s is "
+                        "a second rounding; a 16-bit original loses less, --to keep nothing",
+                        count, qc_plural(count), model, qc_are(count),
+                        qc_coding_name(first->entry->coded->coding), first->name,
+                        qc_scheme_name(first->scheme));
+}
+
 qc_status qc_plan_check_quantizes(const qc_plan *p, const char *model, qc_error *err)
 {
     const qc_recipe_options *o = &p->options->recipe;
+    warn_again(p, model);
     if (!qc_to_quantizes(o->to) || o->to == QC_TO_AUTO)
         return QC_OK;
     if (p->weights_quantized == 0)

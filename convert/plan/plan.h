@@ -52,7 +52,9 @@ typedef struct {
     qc_dtype model_dtype : 8;  /* dtype of the weight in the model: its file's, or what codes stand
                                   for */
     qc_scale_method scale : 8; /* for a quantized weight; absmax otherwise */
-    /* n content bytes of the main tensor come from n * source_num / source_den source bytes. */
+    /* An element of the source has source_num bits; the same element has source_den bits in the
+     * main tensor where that is not quantized. Or both are in another unit: see
+     * qc_job_source_bytes. */
     uint8_t source_num, source_den;
     unsigned ndim : 4;
     unsigned stack : 1;      /* is it a stack of experts? */
@@ -144,6 +146,11 @@ static inline uint32_t qc_job_output(const qc_job *j, qc_role_tensor role)
  * scales are indeed searched. */
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
 /* Gives a job, whose shape is known, the form and the scales of a scheme that quantizes. */
+/* Returns how many of the source's bytes the first n content bytes of the main tensor come from,
+ * rounded up. */
+uint64_t qc_job_source_bytes(const qc_job *j, uint64_t n);
+/* Returns how many elements the first n content bytes of the main tensor hold. */
+uint64_t qc_job_elems(const qc_job *j, uint64_t n);
 void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nested);
 /* The bytes that a weight of 2 dimensions, or a stack of 3, takes in a scheme that quantizes, with
  * its scales and state: exactly the sum of the tensors that qc_plan_begin makes of it. dtype is the
@@ -155,7 +162,8 @@ int qc_job_suits_gpu(const qc_job *j);
 /* The bytes of the source that GPUs could quantize. */
 uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* Warns where most of the weights that could be quantized stay as they are, because their rows are
- * no whole groups. QC_ERR_INPUT where a plan that was to quantize has nothing to quantize. */
+ * no whole groups, and where weights of 4 bits get 4 bits again. QC_ERR_INPUT where a plan that was
+ * to quantize has nothing to quantize. */
 QC_NODISCARD qc_status qc_plan_check_quantizes(const qc_plan *p, const char *model, qc_error *err);
 /* Makes both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,

@@ -9,6 +9,7 @@
 #include "convert/run/finished.h"
 #include "convert/run/make_manifest.h"
 #include "convert/run/output_ready.h"
+#include "convert/run/promise.h"
 #include "convert/run/resume.h"
 #include "convert/run/side_files.h"
 #include "convert/term/console.h"
@@ -317,6 +318,7 @@ static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_repo
         QC_TRY(finish_commit(c, &part->manifest, m, done, err));
     if (*done)
         return QC_OK;
+    QC_TRY(qc_promise_check_files(&c->p, err));
     QC_TRY(qc_side_files_stage(&c->d, c->plan, c->device_map, &files, &file_count, err));
     QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
     if (c->calibrate.known)

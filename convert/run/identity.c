@@ -77,6 +77,8 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     if (r->experts != QC_EXPERTS_AS_FOUND)
         add_text(out, "--experts", r->experts == QC_EXPERTS_STACKED ? "stacked" : "separate");
     add_text(out, "--schemes", r->schemes);
+    if (r->bits > 0)
+        add_double(out, "--bits", r->bits);
     for (uint32_t i = 0; i < r->rule_count; i++)
         add_text(out, r->rules[i].quantize ? "--quantize" : "--keep", r->rules[i].glob);
     const qc_fit_options *f = &o->fit;

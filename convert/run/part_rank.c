@@ -43,15 +43,15 @@ static qc_status read_step(qc_rank *out, const char *tasks_text, qc_error *err)
         QC_FAIL(err, QC_ERR_USAGE,
                 "the Slurm step has %llu tasks; expected at most %u, one for each part",
                 (unsigned long long)tasks, QC_PARTS_MAX);
-    *out = (qc_rank){(unsigned)task, (unsigned)tasks, QC_RANK_SLURM};
+    *out = (qc_rank){(unsigned)task, (unsigned)tasks};
     return QC_OK;
 }
 
 qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *err)
 {
-    *out = (qc_rank){0, 1, QC_RANK_ALONE};
+    *out = (qc_rank){0, 1};
     if (o->part_count) {
-        *out = (qc_rank){o->part_index, o->part_count, QC_RANK_OPTION};
+        *out = (qc_rank){o->part_index, o->part_count};
         return QC_OK;
     }
     const char *tasks = getenv("SLURM_STEP_NUM_TASKS");

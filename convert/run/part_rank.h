@@ -12,17 +12,9 @@
 #include "convert/run/convert_options.h"
 #include "convert/run/summary.h"
 
-/* Where a rank came from. */
-typedef enum {
-    QC_RANK_ALONE,  /* nothing was said of parts */
-    QC_RANK_OPTION, /* --part */
-    QC_RANK_SLURM   /* this is a task of a Slurm step with several */
-} qc_rank_origin;
-
 typedef struct {
     unsigned index; /* 0 .. count - 1 */
     unsigned count; /* 1: all of the work */
-    qc_rank_origin origin;
 } qc_rank;
 
 /* Chooses the rank: --part if it was given, even as 1/1; else the rank of a Slurm task, if srun

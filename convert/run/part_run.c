@@ -90,7 +90,7 @@ static int next_journal(DIR *dir, qc_rank *rank)
         (void)snprintf(again, sizeof again, QC_JOURNAL_NAME, (unsigned)at, (unsigned)of);
         if (strcmp(again, e->d_name) != 0 || at == 0 || at > of)
             continue;
-        *rank = (qc_rank){(unsigned)at - 1, (unsigned)of, QC_RANK_ALONE};
+        *rank = (qc_rank){(unsigned)at - 1, (unsigned)of};
         return 1;
     }
     return 0;

@@ -68,7 +68,7 @@ typedef struct {
     unsigned committer; /* the part whose journal says so, else this one */
 } qc_part_run;
 
-#define QC_PART_RUN_NONE ((qc_part_run){.rank = {0, 1, QC_RANK_ALONE}, .turn = {-1, NULL}})
+#define QC_PART_RUN_NONE ((qc_part_run){.rank = {0, 1}, .turn = {-1, NULL}})
 
 /* Deals out the plan's shards and says with -v how. It has to be called first. For a rank of 0 of 1
  * none of these does anything but open the folder. */

@@ -93,7 +93,14 @@ static void add_head(const qc_convert_report *r, qc_strbuf *out)
         if (r->schemes[s].tensors > 0 && s != QC_SCHEME_ABSORBED)
             qc_strbuf_putf(out, "%s %" PRIu64 " %s", shown++ ? "," : "", r->schemes[s].tensors,
                            qc_scheme_name((qc_scheme)s));
-    qc_strbuf_puts(out, shown ? "\n" : " none\n");
+    qc_strbuf_puts(out, shown ? "" : " none");
+    if (r->choice && r->loaders && qc_loaders_unquantized(r->loaders))
+        qc_strbuf_puts(out, "; all of it fits, so nothing is quantized");
+    qc_strbuf_puts(out, "\n");
+    static const char *const by[] = {"the roles of weights alone, without data; see --importance",
+                                     "second moments", "--importance"};
+    if (r->choice)
+        qc_strbuf_putf(out, "  chosen by %s\n", by[r->choice->weighed]);
 }
 
 /* A part that completed OUT knows the sizes of all and the time of its own. The rates leave out

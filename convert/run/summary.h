@@ -8,6 +8,7 @@
 #include "convert/calibrate/calibrate.h"
 #include "convert/pipeline/odd_values.h"
 #include "convert/plan/plan.h"
+#include "convert/run/promise.h"
 #include "convert/run/resume.h"
 #include "formats/json_writer.h"
 
@@ -48,7 +49,8 @@ typedef struct {
     const char *worst_name;      /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;
-    qc_odd_values values;                /* what is odd in them */
+    qc_odd_values values; /* what is odd in them */
+    qc_promise_left left; /* matrices that stay large unasked; texts are the plan's */
     const struct qc_auto_result *choice; /* --to auto; else NULL */
     int explain;                         /* --explain: write its groups too */
     /* This is one of several parts; a part_count of 0 or 1 means a whole conversion. While other

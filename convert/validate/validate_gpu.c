@@ -152,11 +152,8 @@ qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
     if (st == QC_OK)
         return QC_OK;
     /* The CPU measures what does not fit the GPU or float16, and what the GPU has no kernel for. */
-    if (st != QC_ERR_NOMEM && st != QC_ERR_RANGE && st != QC_ERR_UNSUPPORTED) {
-        if (err)
-            *err = why;
-        return st;
-    }
+    if (st != QC_ERR_NOMEM && st != QC_ERR_RANGE && st != QC_ERR_UNSUPPORTED)
+        return qc_error_pass(err, &why, st);
     QC_TRY(
         qc_arena_printf(arena, &l->note, err, "measured on the CPU, without times: %s", why.msg));
     qc_validate_tools whole = *tools;

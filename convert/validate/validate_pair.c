@@ -69,10 +69,11 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
             "it is a stack of experts in 16 bit, and the order of its dimensions is not known";
         return QC_OK;
     }
-    p->transpose = !p->coded && ndim == 2 && qc_family_is_conv1d(m->table, t->name);
+    p->transpose = !p->coded && (ndim == 2 ? qc_family_is_conv1d(m->table, t->name)
+                                           : qc_experts_is_stack(m->model, t) == 2);
     int same = ndim == p->stored->ndim;
     for (unsigned i = 0; same && i < ndim; i++)
-        same = dims[p->transpose ? ndim - 1 - i : i] == p->stored->dims[i];
+        same = dims[p->transpose && i + 2 >= ndim ? 2 * ndim - 3 - i : i] == p->stored->dims[i];
     return same ? QC_OK : shapes_differ(m, p, dims, ndim, err);
 }
 

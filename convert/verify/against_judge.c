@@ -65,13 +65,12 @@ static int says_searched(const qc_against *a)
 
 static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
 {
-    uint64_t per_byte = t->check.form.ops->bits == 4 ? 2 : 1;
     qc_against_row *r = &t->row;
     qc_check_sums total;
     const qc_check_sums *s = &total;
     qc_check_sums_init(&total);
     for (uint32_t i = 0; i < t->piece_count; i++)
-        qc_check_add(&total, &t->sums[i], i * t->piece_bytes * per_byte);
+        qc_check_add(&total, &t->sums[i], qc_form_code_elems(&t->check.form, i * t->piece_bytes));
     uint64_t row = 0, col = 0;
     r->measured = 1;
     r->error = root_ratio(s->sum_ee, s->sum_xx);

@@ -117,7 +117,8 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     const uint64_t *dims = t->coded ? t->coded->dims : from->dims;
     unsigned ndim = t->coded ? t->coded->ndim : from->ndim;
     r->source_dtype = from->dtype;
-    r->transpose = !t->coded && ndim == 2 && qc_family_is_conv1d(m->table, from->name);
+    r->transpose = !t->coded && (ndim == 2 ? qc_family_is_conv1d(m->table, from->name)
+                                           : qc_experts_is_stack(m->a->model, from) == 2);
     t->through = from->dtype;
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
         return fault(m->a, t, m->err, "in MODEL it is %s, which cannot be quantized",
@@ -185,7 +186,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         return QC_OK;
     }
     const qc_coded_weight *codes = m->a->out_coded.weights[t->out_tensor];
-    if (codes && qc_coding_is_integer(codes->coding))
+    if (codes && qc_coding_is_packed(codes->coding))
         return refuse_integers(m, t, codes);
     r->kind = QC_AGAINST_CAST;
     r->scheme = t->packed ? "dequant" : "cast";

@@ -246,11 +246,12 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
 static qc_status compare_quantized(work *w, qc_error *err)
 {
     const qc_against_tensor *t = w->t;
-    uint64_t per_byte = t->check.form.ops->bits == 4 ? 2 : 1;
-    uint64_t begin = w->offset * per_byte, end = begin + w->len * per_byte;
-    uint64_t step = step_elems(t);
-    uint64_t per = qc_form_by_rows(&t->check.form) ? t->cols : t->check.form.block_elems;
-    end = end < t->row.elems ? end : t->row.elems; /* an odd number of nibbles */
+    const qc_form *form = &t->check.form;
+    /* The last byte may not be full. */
+    const uint64_t begin = qc_form_code_elems(form, w->offset);
+    const uint64_t end = qc_min_u64(qc_form_code_elems(form, w->offset + w->len), t->row.elems);
+    const uint64_t step = step_elems(t);
+    const uint64_t per = qc_form_by_rows(form) ? t->cols : form->block_elems;
     QC_TRY(read_scales(w->s, t->stored, begin / per, qc_ceil_div_u64(end - begin, per), &w->scales,
                        err));
     for (uint64_t first = begin; first < end; first += step) {
@@ -268,7 +269,7 @@ static qc_status compare_quantized(work *w, qc_error *err)
         }
         QC_TRY(st);
         QC_TRY(check_step(w, source, (first - begin) / per, n,
-                          w->bytes + (first - begin) / per_byte, &sums, err));
+                          w->bytes + qc_form_code_bytes(form, first) - w->offset, &sums, err));
         qc_check_add(&t->sums[w->piece], &sums, first - begin);
     }
     return QC_OK;
@@ -289,7 +290,7 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
     /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that
      * are turned back and integers are hashed as they lie (docs/format.md, section 4). */
     w.hash = t->sources && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
-             !(t->coded && qc_coding_is_integer(t->coded->coding));
+             !(t->coded && qc_coding_is_packed(t->coded->coding));
     QC_TRY(qc_against_scratch_of(a, thread, &w.s, err));
     qc_digest_reset(w.s->hash);
     QC_TRY(t->row.kind == QC_AGAINST_EQUAL  ? take_bytes(&w, w.offset, w.offset + w.len, 1, err)

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#define FUSED_TAIL "mlp.experts.gate_up_proj"
+#define FUSED_TAIL ".experts.gate_up_proj"
 
 /* ---- reading OUT ---------------------------------------------------------------------------- */
 
@@ -64,6 +64,9 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
     const int decodes = strcmp(to, "bf16") == 0 || strcmp(to, "fp16") == 0;
     if (!has_fused(a->output))
         return qc_experts_split(a->model, 0, err);
+    if (!has_fused(a->model) && decodes)
+        QC_TRY(qc_experts_decode(a->model, strcmp(to, "bf16") == 0 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                                 err));
     if (!has_fused(a->model))
         return qc_experts_join(a->model, err);
     if (!*to || strcmp(to, "keep") == 0 || qc_experts_are_stacked(a->output) ||

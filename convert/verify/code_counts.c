@@ -3,15 +3,18 @@
 #include "base/checked.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
+#include "quant/quant_form.h"
+#include "quant/quant_pack.h"
 
 #include <stddef.h>
 #include <string.h>
 
-#define LANES 4u /* tables that take turns, so that equal bytes in a row do not wait */
+#define RUN   8192u /* codes that are taken apart at a time; a multiple of 8 */
+#define LANES 4u    /* tables that take turns, so that equal bytes in a row do not wait */
 
 static unsigned codes_of(const qc_code_count *w)
 {
-    return 1u << w->form->bits;
+    return 1u << w->form.ops->bits;
 }
 
 qc_status qc_code_counts_make(qc_code_counts *c, qc_arena *arena, const qc_checkpoint *output,
@@ -30,7 +33,8 @@ qc_status qc_code_counts_make(qc_code_counts *c, qc_arena *arena, const qc_check
         if (!s)
             continue;
         qc_code_count *w = &c->weights[c->count++];
-        w->form = qc_schemes[s->stored_as].form;
+        w->form =
+            qc_scheme_form(s->stored_as, s->ndim ? s->dims[s->ndim - 1] : 1, s->block_elems, 0);
         w->bytes = t->bytes;
         QC_TRY(qc_arena_strdup(arena, &w->name, t->name, err));
         QC_TRY(qc_shape_elems(s->dims, s->ndim, &w->elems, err));
@@ -73,9 +77,7 @@ qc_status qc_code_counts_open(qc_code_counts *c, qc_arena *arena, const char *di
     memset(c, 0, sizeof *c);
     if (st != QC_ERR_NOMEM && st != QC_ERR_INTERRUPTED)
         return QC_OK;
-    if (err)
-        *err = damage;
-    return st;
+    return qc_error_pass(err, &damage, st);
 }
 
 /* ---- counting -------------------------------------------------------------------------------- */
@@ -102,6 +104,25 @@ static void count_bytes(const unsigned char *bytes, size_t len, uint64_t counts[
     }
 }
 
+/* Counts codes that are neither bytes nor nibbles; `bytes` begin with a row, or with a group. */
+static void count_packed(const qc_code_count *w, uint64_t offset, const unsigned char *bytes,
+                         size_t len, uint64_t counts[256])
+{
+    const uint64_t cols = w->form.cols, begin = qc_form_code_elems(&w->form, offset);
+    const uint64_t end = qc_min_u64(qc_form_code_elems(&w->form, offset + len), w->elems);
+    memset(counts, 0, 256 * sizeof *counts);
+    for (uint64_t at = begin, n; at < end; at += n) {
+        unsigned char codes[RUN];
+        uint64_t some[256];
+        n = qc_min_u64(qc_min_u64(RUN, cols - at % cols), end - at);
+        qc_codes_unpack(w->form.ops->bits, bytes + qc_form_code_bytes(&w->form, at) - offset, n,
+                        codes);
+        count_bytes(codes, (size_t)n, some);
+        for (unsigned c = 0; c < codes_of(w); c++)
+            counts[c] += some[c];
+    }
+}
+
 void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, const void *bytes,
                         size_t len)
 {
@@ -110,8 +131,12 @@ void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, con
     if (c->of_tensor[tensor] == QC_NO_TENSOR || len == 0)
         return;
     qc_code_count *w = &c->weights[c->of_tensor[tensor]];
-    count_bytes(b, len, counts);
-    if (w->form->bits == 4) {
+    const unsigned bits = w->form.ops->bits;
+    if (bits == 4 || bits == 8)
+        count_bytes(b, len, counts);
+    else
+        count_packed(w, offset, b, len, counts);
+    if (bits == 4) {
         for (unsigned i = 0; i < 256; i++) {
             codes[i >> 4] += counts[i];
             codes[i & 15] += counts[i];
@@ -121,7 +146,7 @@ void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, con
             codes[b[len - 1] & 15]--;
     }
     for (unsigned i = 0; i < codes_of(w); i++)
-        atomic_fetch_add_explicit(&w->counts[i], w->form->bits == 4 ? codes[i] : counts[i],
+        atomic_fetch_add_explicit(&w->counts[i], bits == 4 ? codes[i] : counts[i],
                                   memory_order_relaxed);
 }
 
@@ -142,12 +167,13 @@ void qc_code_counts_put(qc_json_writer *w, qc_code_counts *c)
     qc_json_begin_list(w, "codes");
     for (uint32_t i = 0; i < c->count; i++) {
         qc_code_count *t = &c->weights[i];
-        const int four_bit = t->form->bits == 4, first = four_bit ? 0 : t->form->zero - 128;
+        const int most = (int)codes_of(t) - 1;
+        const int first = most == 255 ? t->form.ops->zero - 128 : 0;
         qc_json_begin_row(w, NULL);
         qc_json_put_text(w, "name", t->name);
         qc_json_begin_list(w, "counts");
-        for (int k = 0; k < (int)codes_of(t); k++)
-            qc_json_put_u64(w, NULL, atomic_load(&t->counts[(first + k) & (four_bit ? 15 : 255)]));
+        for (int k = 0; k <= most; k++)
+            qc_json_put_u64(w, NULL, atomic_load(&t->counts[(first + k) & most]));
         qc_json_end(w);
         qc_json_end(w);
     }

@@ -13,9 +13,9 @@
 /* The counts of one quantized weight. */
 typedef struct {
     const char *name;
-    const qc_form_ops *form;      /* form of its codes, of 4 or 8 bits */
+    qc_form form;
     uint64_t elems, bytes;        /* count and length of the codes alone */
-    atomic_uint_fast64_t *counts; /* [16 or 256], by the code as it is stored */
+    atomic_uint_fast64_t *counts; /* [2^bits], by the code as it is stored */
 } qc_code_count;
 
 typedef struct {

@@ -37,11 +37,8 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
         f->model_type = recipe.model_type && *recipe.model_type ? recipe.model_type : NULL;
         return QC_OK;
     }
-    if (qc_status_exit_code(st) != 3) {
-        if (err)
-            *err = trouble;
-        return st;
-    }
+    if (qc_status_exit_code(st) != 3)
+        return qc_error_pass(err, &trouble, st);
     /* The headers can still be shown. */
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
 }
@@ -65,8 +62,8 @@ static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_
         if (tf->coded) {
             QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
             QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
-            tf->is_integer = qc_coding_is_integer(tf->coded->coding);
-            if (tf->is_integer && tf->coded->tile_rows == 1)
+            tf->is_packed = qc_coding_is_packed(tf->coded->coding);
+            if (tf->is_packed && tf->coded->tile_rows == 1)
                 tf->block_elems = qc_integers_block(tf->coded);
         } else {
             tf->scheme = tf->stored->name;

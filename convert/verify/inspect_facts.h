@@ -17,7 +17,7 @@ typedef struct {
      * else NULL. */
     const qc_stored_weight *stored;
     const qc_coded_weight *coded; /* set for what is decoded as coded, integers too; else NULL */
-    int is_integer;               /* coded as integers with scales */
+    int is_packed;                /* coded as integers with scales */
     uint64_t block_elems;         /* weights that share a scale; 0: each row has one, or none has */
     int is_state;                 /* scales and the like, which are no weights by themselves */
     int is_counted;               /* its elements are weights of the model */

@@ -58,7 +58,7 @@ static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
 {
     qc_json_put_u64s(w, "logical_shape", tf->dims, tf->ndim);
     qc_json_put_u64(w, "bytes_with_state", tf->bytes);
-    if (tf->is_integer) {
+    if (tf->is_packed) {
         const qc_coded_weight *n = tf->coded;
         qc_json_put_text(w, "logical_dtype", qc_dtype_name(n->dtype));
         qc_json_put_text(w, "format", qc_coding_name(n->coding));

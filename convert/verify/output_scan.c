@@ -120,9 +120,7 @@ static qc_status check_index(scan *s, qc_error *err)
                        qc_plural(entries), m->tensor_count);
     if (st != QC_OK && st != QC_ERR_NOMEM && st != QC_ERR_IO)
         return problem(s, err, name, "%s", why.msg);
-    if (st != QC_OK && err)
-        *err = why;
-    return st;
+    return qc_error_pass(err, &why, st);
 }
 
 /* ---- Frames --------------------------------------------------------------------------------- */
@@ -138,9 +136,7 @@ static qc_status judged(scan *s, qc_status st, const qc_error *why, const char *
             strncmp(why->msg, subject, len) == 0 && strncmp(why->msg + len, ": ", 2) == 0;
         return problem(s, err, what, "%s", why->msg + (named ? len + 2 : 0));
     }
-    if (st != QC_OK && err)
-        *err = *why;
-    return st;
+    return qc_error_pass(err, why, st);
 }
 
 static qc_status add_shard(scan *s, size_t shard, qc_error *err)

@@ -7,8 +7,8 @@
     model = qconv.load("out/")      # a transformers model on the planned devices
 
 `load` reads an output with libqconv, `calibrate` converts with codes and scales that are chosen by what a text does in
-the model, and `evaluate` measures what quantizing has cost; they take torch and transformers (docs/python.md). Every
-other function runs the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
+the model, `importance` weighs errors for `to="auto"` by it, and `evaluate` measures what quantizing has cost; they take
+torch and transformers (docs/python.md). Every other function runs the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
 underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is several values.
 `python -m qconv COMMAND --help` explains them. What comes back is the object of `--json` (qconv.results). Where
 the program ends with an exit code other than 0 there is a qconv.Error with its one sentence; its warnings are
@@ -30,6 +30,7 @@ from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, Q
                      UsageError)
 from .evaluate import evaluate
 from .from_torch import from_torch
+from .importance import importance
 from .load import load
 from .report import Report, report
 from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
@@ -48,7 +49,7 @@ __all__ = ["Answer", "CheckError", "Comparison", "Conversion", "CudaLibrary", "D
            "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Report", "Result", "RunError",
            "SchemeTotals", "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
            "Verification", "calibrate", "call", "convert", "cuda_library", "dry_run", "eval", "evaluate", "from_torch", "hardware",
-           "inspect", "load", "plan", "plan_training", "report", "unpack", "validate", "verify", "version"]
+           "importance", "inspect", "load", "plan", "plan_training", "report", "unpack", "validate", "verify", "version"]
 
 _register()
 

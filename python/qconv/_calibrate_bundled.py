@@ -45,8 +45,8 @@ def mixture(own: Mapping[str, Any], model: str, config: Any, read: Callable[...,
     the model as it is, for windows of that length.
 
     Raises UsageError where a share is asked for that cannot be had."""
-    text, most, share = str(own["text"]), own["tokens"], own["mix"]
-    windows = read(text, context=own["context"])
+    text, most, share = str(own["text"]), own["calibration_tokens"], own["mix"]
+    windows = read(text, context=own["calibration_context"])
     bundled, alone = None, "the text is the bundled one already"
     if own["inputs"] is not None:
         alone = "--inputs has rows for that text only"

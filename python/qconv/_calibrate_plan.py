@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from ._calibrate_moments import BLOCK
-from ._report_draw import size
+from ._program import size
 from ._text import Windows
 from .errors import RunError
 

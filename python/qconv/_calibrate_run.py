@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import tempfile
-import warnings
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -20,12 +19,13 @@ from ._calibrate_layers import Counted, InputMoments, Layers, Reached, Targets, 
 from ._calibrate_moments import Gradients
 from ._calibrate_plan import BACKWARD_TOKENS, SLICE_TOKENS, Plan, check_room, fast_products, foresee, rate_of
 from ._program import Progress, ProgressCallback, Run, StrPath, failure, log
-from .errors import InputError
+from .errors import InputError, QconvWarning
 from .evaluate import devices_of
 from .results import Conversion, DryRun
 from .stream import Catch, Stream, build
 
 SEED = 1000003
+ENOUGH_TOKENS = 16384  # more help little (docs/calibration.md, how much text)
 
 
 class Finished(Exception):
@@ -82,9 +82,7 @@ class Calibration:
     def __init__(self, door: Door, model: str, own: Mapping[str, Any], options: Mapping[str, str],
                  progress: Optional[ProgressCallback]) -> None:
         self.door, self.folder, self.own, self.progress = door, model, own, progress
-        with warnings.catch_warnings():  # of a driver that is too old for this torch
-            warnings.simplefilter("ignore")
-            self.devices = devices_of(own["device"])
+        self.devices = devices_of(own["device"])
         self.build = partial(build, model, trust_remote_code=own["trust_remote_code"])
         self.model = self.build()
         self.source = source_of(self.model, model, options.get("experts"))
@@ -235,6 +233,9 @@ class Calibration:
         while True:
             phase = self.door.phase()
             if not all(w["made"] for w in self.door.weights.values()):
+                if self.ahead is None and sum(self.windows.lengths) < min(ENOUGH_TOKENS, self.own["tokens"]):
+                    warnings.warn("%s has {:,} tokens; take {:,} or more (docs/calibration.md, how much text)".format(
+                        sum(self.windows.lengths), ENOUGH_TOKENS) % self.own["text"], QconvWarning, stacklevel=2)
                 self.ahead = self.plan()
                 if self.says:
                     for line in [self.ahead.line(), *(self.ahead.table() if phase == "dry-run" else [])]:

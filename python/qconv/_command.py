@@ -3,19 +3,26 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
+import re
 import sys
 import warnings
 from contextlib import contextmanager
-from typing import Callable, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple, Type
 
 from .errors import CheckError, Error, QconvWarning, UsageError
 from .results import R
 
 # The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
-MODULES = {"calibrate": "calibrate", "eval": "evaluate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
+MODULES = {"calibrate": "calibrate", "importance": "importance", "eval": "evaluate", "plan-training": "training", "from-torch": "from_torch", "report": "report"}
 # Commands of the program that the package does for each part of a pipeline of diffusers.
 OF_PIPELINES = ("convert", "verify", "unpack")
+
+
+PLACES = ("model", "out", "path")
+NOT_TYPED = ("progress", "options")
+ROW = re.compile(r"^    (\w+) {2,}(\S.*(?:\n {6,}\S.*)*)", re.M)  # of a docstring: a parameter and what it is
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,6 +31,29 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog="qconv " + command, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def takes(self, function: Callable[..., object], *only: str) -> None:
+        """Adds the parameters of a function, or some of them, as arguments, with what a line of its docstring says of each."""
+        said = {name: " ".join(text.split()) for name, text in ROW.findall(function.__doc__ or "")}
+        for name, parameter in inspect.signature(function).parameters.items():
+            hint, given = set(re.findall(r"\w+", str(parameter.annotation))), parameter.default is not parameter.empty
+            if only and name not in only or name in NOT_TYPED:
+                continue
+            text = re.sub(r"[;,]? ?None: ([^;]*)", r" (default: \1)", said.get(name, "")).replace("%", "%%")
+            text += " (default: %s)" % parameter.default if given and parameter.default else ""
+            more: Dict[str, Any] = {"metavar": name.rpartition("_")[2].upper(), "help": text.strip()}
+            if name in PLACES:
+                self.add_argument(name, **more)
+                continue
+            if "bool" in hint and "str" not in hint:
+                more = {"action": "store_true", "help": text}
+            elif "Sequence" in hint:
+                more.update(action="append", default=[])
+            else:
+                kind = float if "float" in hint else int if "int" in hint else str
+                more.update(default=parameter.default if given else None, required=not given,
+                            type=str if "str" in hint else kind)
+            self.add_argument("--" + name.replace("_", "-"), **more)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError("%s; try '%s --help'" % (message, self.prog))

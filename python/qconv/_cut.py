@@ -33,13 +33,16 @@ class Cut(NamedTuple):
         at = i * self.block
         return ((self.first + at // self.cols) * self.whole + self.col + at % self.cols) // self.old
 
-    def codes(self, bits: int):
+    def codes(self, form: str):
         """Where the codes lie: (bytes of a row, first row, rows, first byte, bytes), as qc_reader_slice has them.
         Without row bytes the bytes are those of the flattened weight."""
-        if self.cols == self.whole:
-            begin = self.first * self.whole * bits // 8
-            return 0, 0, 1, begin, -(-(self.first + self.rows) * self.whole * bits // 8) - begin
-        return self.whole * bits // 8, self.first, self.rows, self.col * bits // 8, self.cols * bits // 8
+        bits, whole = _library.code_bits(form), _library.row_bytes(form, self.whole)
+        if self.cols != self.whole:
+            return whole, self.first, self.rows, self.col * bits // 8, _library.row_bytes(form, self.cols)
+        if whole * 8 > self.whole * bits:  # behind each row is a gap
+            return 0, 0, 1, self.first * whole, self.rows * whole
+        begin = self.first * self.whole * bits // 8
+        return 0, 0, 1, begin, -(-(self.first + self.rows) * self.whole * bits // 8) - begin
 
 
 def cut(name: str, form: str, shape, block: int, nested_block: int, rows, cols) -> Cut:

@@ -6,6 +6,9 @@ a qconv.torch.Stack computes with the codes. A checkpoint without quantized expe
 
 IMPLEMENTATION is the name of transformers' experts_implementation under which the rows of all experts are one call.
 """
+import contextlib
+
+from transformers import conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import auto
@@ -21,6 +24,21 @@ PUBLISHED = {rf"(?<=\.block_sparse_moe)\.{module}\.{more}": stack for module, st
              for more in ("SCB", "weight_format")}
 
 
+# Published with stacks alone, so transformers has no rule for experts that lie one by one.
+ONE_BY_ONE = "qwen3_vl_moe_text"
+
+
+@contextlib.contextmanager
+def gathered():
+    """transformers stacks the experts of ONE_BY_ONE, too, as it does those of the types that are published so."""
+    rules = conversion_mapping.get_checkpoint_conversion_mapping("qwen2_moe")
+    conversion_mapping.register_checkpoint_conversion_mapping(ONE_BY_ONE, rules)
+    try:
+        yield
+    finally:
+        del conversion_mapping._checkpoint_conversion_mapping_cache[ONE_BY_ONE]
+
+
 class Gather(ConversionOps):
     """{pattern: a tensor of each expert} of all that belongs to a weight, to {its pattern: QuantizedTensors}."""
 
@@ -31,6 +49,7 @@ class Gather(ConversionOps):
         from ._weights import weights_of
         from .torch import QuantizedTensor
         parameter, out = model.get_parameter(full_layer_name), {}
+        holder = model.get_submodule(full_layer_name.rpartition(".")[0])
         for pattern in [p for p in source_patterns if p in input_dict and not p.endswith(BESIDE)]:
             stacked = not pattern.endswith(".weight")
             module = pattern.removesuffix(".weight")
@@ -48,7 +67,7 @@ class Gather(ConversionOps):
             for i in range(*count):
                 name = full_layer_name + ("" if stacked else f".{i}.weight")
                 parts = weights_of(name, {ending: tensors[i] for ending, tensors in members.items()})
-                turned = stacked and parts[0].rows != parameter.shape[1]
+                turned = stacked and getattr(holder, "is_transposed", parts[0].rows != parameter.shape[1])
                 out[pattern].append(QuantizedTensor([[part] for part in parts], parameter.dtype, stacked, turned))
         return {target_patterns[0]: out[pattern]} if stacked else out
 
@@ -71,6 +90,8 @@ def with_experts(kind):
                 return super().update_weight_conversions(weight_conversions, model)
             self.stacks = {name for name, p in model.named_parameters()
                            if p.ndim == 3 and name.rpartition(".")[0].endswith(".experts")}
+            if model.config.get_text_config().model_type == ONE_BY_ONE:
+                weight_conversions = weight_conversions + conversion_mapping.get_checkpoint_conversion_mapping("qwen2_moe")
             endings = sorted({name.rpartition(".experts.")[2] for name in self.stacks})
             return [WeightConverter([rf"\.experts\.{e}", *(rf"\.experts\.{e}.{more}" for more in BESIDE),
                                      *(p for p, stack in PUBLISHED.items() if stack == e)], f".experts.{e}",
@@ -87,7 +108,7 @@ def with_experts(kind):
             from . import _loading
             from .torch import QuantizedTensor, Stack
             if any(isinstance(p, QuantizedTensor) for p in model.parameters()):
-                _loading.swap(model, "qconv", model.dtype, None)
+                _loading.swap(model, model.dtype)
             if any(isinstance(module, Stack) for module in model.modules()):
                 model.set_experts_implementation(IMPLEMENTATION)
                 model.save_pretrained = _loading.no_save

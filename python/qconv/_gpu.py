@@ -131,7 +131,7 @@ class Gpu:
         known = self.weights.get(key)
         if known is not None and known.versions == versions:
             return known
-        w = described(*tensors, *numbers)
+        w = described(tensors, numbers)
         make = self.made_experts if isinstance(w, c.Array) else self.made
         if capture:
             return make(w, numbers, stream, device)
@@ -204,12 +204,11 @@ class Gpu:
         weight.plans[key] = found = planned, at, self.library.qc_matmul_planned_workspace(at)
         return found
 
-    def linear(self, x, tensors, numbers, described, bias, y, gate=None, act=0, residual=None):
-        """y = x W^T + bias, or act(gate) times it, plus residual. x [m, cols] with rows that may have gaps, y [m, rows],
-        like gate and residual; all in x's dtype."""
+    def linear(self, x, tensors, numbers, described, bias, y):
+        """y = x W^T + bias. x [m, cols] with rows that may have gaps, y [m, rows]; all in x's dtype."""
         if runtime.device() != self.index:
             with runtime.on(self.index):
-                return self.linear(x, tensors, numbers, described, bias, y, gate, act, residual)
+                return self.linear(x, tensors, numbers, described, bias, y)
         call, library, stream = _call, self.library, runtime.stream(self.index)
         self.use(call)
         _check(library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
@@ -218,11 +217,7 @@ class Gpu:
         io.m, io.x, io.ldx, io.y, io.ldy = m, x.data_ptr(), x.stride(0) if m > 1 else cols, y.data_ptr(), numbers[1]
         io.x_dtype = io.y_dtype = dtype = DTYPES[x.dtype]
         io.bias = None if bias is None else bias.data_ptr()
-        io.act, io.gate = act, None if gate is None else gate.data_ptr()
-        io.residual = None if residual is None else residual.data_ptr()
-        io.ldg = io.ldr = 0
-        plain = bias is None and gate is None and residual is None
-        key = m, dtype, io.ldx, ((io.x or 0) | 2 * io.ldx) & 15, plain
+        key = m, dtype, io.ldx, ((io.x or 0) | 2 * io.ldx) & 15, bias is None
         _, planned, count = weight.plans.get(key) or self.plan(weight, key)
         held, at = runtime.memory(count, x.device) if count else (None, None)
         _check(library.qc_matmul_run_planned(self.handle, planned, weight.array_at, call.io_at, at, count, stream,

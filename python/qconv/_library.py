@@ -15,7 +15,7 @@ from . import errors
 DTYPES = ("BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 "
           "F32 C64 F64 I64 U64").split()
 # quant/quant_weights.h, in its order.
-FORMS = ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8")
+FORMS = ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8", "w2a16", "w3a16", "w5a16", "w6a16", "w7a16")
 MAX_DIMS = 8
 USAGE = 5  # the status that a callback returns for an exception of its own
 
@@ -272,6 +272,17 @@ class Reader(_Handle):
             call("qc_reader_check_file", self._handle, os.fsencode(path), content, len(content))
         return content
 
+    @staticmethod
+    def check_beside(path) -> None:
+        """Raises CheckError where a file of an output does not have the bytes that were written."""
+        folder, name = os.path.split(path)
+        if os.path.isfile(os.path.join(folder, "qconv.json")):
+            with Reader(folder) as reader:
+                try:
+                    reader.file(name)
+                except errors.CheckError as e:
+                    raise errors.CheckError(f"{e}; copy or convert {folder} again") from None
+
     def shards(self, device: int) -> "Shards":
         return Shards(self, device)
 
@@ -290,6 +301,22 @@ class Shards(_Handle):
 
 
 # ---- quantized weights --------------------------------------------------------------------------
+
+
+def is_packed(form: str) -> bool:
+    """Whether codes are packed from the least significant bit on, and their numbers are not signed."""
+    return form.endswith("a16")
+
+
+def code_bits(form: str) -> int:
+    return int(form[1]) if is_packed(form) else 4 if form == "nf4" else 8
+
+
+def row_bytes(form: str, cols: int) -> int:
+    """From the codes of a row to those of the next, where a row begins with a byte, as it does in packed forms: those of
+    2, 3, 5, 6 and 7 bits begin with a word of 32 bits."""
+    bits = code_bits(form)
+    return -(-cols * bits // 32) * 4 if is_packed(form) and bits % 4 else cols * bits // 8
 
 
 def weight(form: str, rows: int, cols: int, block: int, nested_block: int, nested: bool, offset: float = 0.0) -> Weights:

@@ -20,20 +20,20 @@ from ._weights import TORCH, dtype_of, groups, joined, says_how, weights_of
 from .torch import Linear, QuantizedTensor, Stack
 
 # Packed by other tools, and kept beside weights that qconv quantized.
-OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq"}
+OTHERS = {"fp8", "mxfp4", "int-quantized", "pack-quantized", "gptq", "awq", "nvfp4"}
 
 
-def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
+def loaded(out, device_map, dtype, threads, skip_digests, kwargs):
     out = Path(out)
     with _library.Reader(out) as reader:
         side = {name: side_file(reader, name, skip_digests)
                 for name in ("config.json", "device_map.json", "generation_config.json")}
-        config = config_of(out, kwargs)
+        config = config_of(out, kwargs, trusting=skip_digests)
         kind = class_of(config, out)
         places = Places(out, reader, device_map, side["device_map.json"])
         tensors = read(reader, places, threads, skip_digests)
     said = quantization_of(config, out)
-    found = groups({name: dtype_name for name, (dtype_name, _) in tensors.items()})
+    found = groups({name: dtype_name for name, (dtype_name, _, _) in tensors.items()})
     if found:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -46,7 +46,7 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         dtype = getattr(torch, dtype, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise errors.InputError(f"the dtype of {out} is {dtype!r:.40}; expected one of torch for floats")
-    with taken_as(kind):
+    with taken_as(kind), contextlib.ExitStack() as stack:
         state = state_of(tensors, found, kind, config, dtype)
         weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
         del tensors
@@ -54,8 +54,11 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
             from . import _experts
             _experts.register()
             kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
+            stack.enter_context(_experts.gathered())
         kwargs = {k: v for k, v in kwargs.items() if k != "trust_remote_code"}
         kwargs["ignore_mismatched_sizes"] = True  # here they are an exception that names one
+        if any(".experts." in name and not tensor.stacked for name, tensor in weights.items()):
+            stack.enter_context(experts_as_modules(kind))
         model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype,
                                            output_loading_info=True, **kwargs)
         for name, *sizes in sorted(info["mismatched_keys"]):
@@ -63,7 +66,7 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         if info.get("error_msgs"):
             raise ValueError(info["error_msgs"][0])
     del state
-    swapped = swap(model, backend, dtype, said)
+    swapped = swap(model, dtype)
     if apart := sorted(set(weights) - swapped):
         raise errors.InputError(f"{kind.__name__} of transformers {transformers.__version__} has no place for the "
                                 f"quantized weight '{apart[0]}' of {out}" +
@@ -76,9 +79,6 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
     model = places.dispatch(model)
     if found and said:  # save_pretrained says of the codes what the output said, and peft knows them
         model.config.quantization_config = said
-        if backend == "bitsandbytes":
-            from ._bitsandbytes import mark
-            mark(model, said)
     if any(isinstance(module, Stack) or getattr(module, "divided", False) for module in model.modules()):
         model.save_pretrained = no_save
     return model
@@ -99,6 +99,21 @@ def taken_as(kind):
                                 f"{kind.__name__}: {[*str(e).splitlines(), type(e).__name__][0]}") from e
 
 
+@contextlib.contextmanager
+def experts_as_modules(kind):
+    """Builds a model as transformers does whose weights are codes: Llama 4 with a module for each expert."""
+    from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as patches
+    module = sys.modules[kind.__module__]
+    plain = {name: vars(module)[name] for name in patches if name in vars(module)}
+    for name, stacks in plain.items():
+        modules = patches[name]["module_name"]
+        setattr(module, name, type(name, (stacks,), {"__new__": lambda cls, config, modules=modules: modules(config)}))
+    try:
+        yield
+    finally:
+        vars(module).update(plain)
+
+
 # ---- what the output says -----------------------------------------------------------------------
 
 
@@ -114,13 +129,15 @@ def side_file(reader, name, skip_digests):
     return None if content is None else found
 
 
-def config_of(out, kwargs):
+def config_of(out, kwargs, trusting=False):
     if not (out / "config.json").is_file():
         raise errors.InputError(f"{out} has no config.json, so the class of its model is not known")
     more = {k: kwargs[k] for k in ("trust_remote_code",) if k in kwargs}
     try:
         return transformers.AutoConfig.from_pretrained(out, **more)
     except Exception as e:  # also what the checks of huggingface_hub raise, which has no name in every version
+        if not trusting:
+            _library.Reader.check_beside(out / "config.json")
         what = re.search(r'"model_type"\s*:\s*"([^"]*)"', (out / "config.json").read_text(errors="replace"))
         lines = [line.strip() for line in str(e).splitlines()] or [type(e).__name__]
         why = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
@@ -237,7 +254,7 @@ def exists(device, why=""):
 
 
 def read(reader, places, threads, skip_digests):
-    """{name: (dtype as the file has it, tensor)}. On the way to a GPU a tensor is in pinned memory; only codes and
+    """{name: (dtype as the file has it, tensor, scheme)}. On the way to a GPU a tensor is in pinned memory; only codes and
     their scales are sent there, because transformers still works with the rest."""
     out = {}
     for number, device in enumerate(reader.devices):
@@ -261,7 +278,7 @@ def read(reader, places, threads, skip_digests):
         reader.load(number, place, done if to_gpu else None, threads, skip_digests)
         if to_gpu:
             torch.cuda.synchronize(target)
-        out.update((t.name, (t.dtype, tensor)) for t, tensor in zip(device.tensors, tensors))
+        out.update((t.name, (t.dtype, tensor, t.scheme)) for t, tensor in zip(device.tensors, tensors))
     return out
 
 
@@ -272,9 +289,9 @@ def state_of(tensors, found, kind, config, dtype):
     """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
     in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
-    state = {name: tensor for name, (_, tensor) in tensors.items() if name not in taken}
-    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()})
-             for weight, members in found.items()}
+    state = {name: tensor for name, (_, tensor, _) in tensors.items() if name not in taken}
+    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()},
+                                tensors[next(iter(members.values()))][2]) for weight, members in found.items()}
     stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
               if len(each) > 1 or not weight.endswith(".weight")}
     turned, lie = False, set()  # whether stacks, and which modules, hold weights as [in, out]
@@ -292,7 +309,7 @@ def state_of(tensors, found, kind, config, dtype):
     return state
 
 
-def swap(model, backend, dtype, said):
+def swap(model, dtype):
     """Puts modules in the place of quantized weights. Returns the names of these in the file."""
     names = set()
     for path, module in list(model.named_modules()):
@@ -303,21 +320,13 @@ def swap(model, backend, dtype, said):
             holder = model.get_submodule(parent) if parent else model
             names |= {part.name for parts in tensor.experts for part in parts}
             if tensor.stacked:
-                if backend != "qconv":
-                    raise errors.InputError(f"bitsandbytes has no module for the experts of '{path}', which "
-                                            f"transformers {transformers.__version__} holds as one tensor")
                 del module._parameters[key]
                 setattr(module, key, Stack(tensor))
                 continue
             if type(module).forward not in (nn.Linear.forward, Conv1D.forward) or key != "weight":
                 raise errors.InputError(f"'{tensor.name}' is quantized, and {type(module).__name__}, which holds it, is "
                                         "no linear layer: convert with --keep for it")
-            weight = joined(tensor.experts[0])
-            if backend == "qconv":
-                new = Linear(weight, module.bias, dtype)
-            else:
-                from ._bitsandbytes import module_of
-                new = module_of(weight, module.bias, dtype, said)
+            new = Linear(joined(tensor.experts[0]), module.bias, dtype)
             new.train(module.training)
             holder._modules[child] = new
     return names

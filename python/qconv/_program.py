@@ -15,11 +15,12 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import IO, Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from ._options import REPEATED
 from .errors import BY_EXIT_CODE, Error, ProgramError, QconvWarning, RunError, UsageError
-from .results import Result, Shown
+from .results import Result
 
 log = logging.getLogger("qconv")
 StrPath = Union[str, "os.PathLike[str]"]
@@ -244,8 +245,8 @@ def ask(kind: Type[R], command: str, typed: Sequence[str], places: Sequence[Opti
                 *(os.fspath(p) for p in places if p is not None)]
         code, printed, message = run(argv, listener)
     result = kind.from_json(json.loads(printed)) if printed.strip() else None
-    if isinstance(result, Shown):
-        object.__setattr__(result, "asked", (command, typed, [os.fspath(p) for p in places if p is not None]))
+    if result and command in ("plan", "inspect", "hardware"):  # the program is asked for its table then
+        result.shown_by(partial(shown, command, typed, [os.fspath(p) for p in places if p is not None]))
     if code:
         raise failure(code, message, result)
     if result is None:
@@ -260,6 +261,17 @@ def shown(command: str, typed: Sequence[str], places: Sequence[str]) -> str:
     if code:
         raise failure(code, message, None)
     return printed.decode("utf-8", "replace").rstrip("\n")
+
+
+def size(n: float, unit: str = "bytes") -> str:
+    """"36.0 GB", by thousands, as the program writes it."""
+    if n < 1000:
+        return "%d %s" % (n, unit)
+    for unit in ("KB", "MB", "GB", "TB", "PB"):
+        n /= 1000.0
+        if n < 999.5 or unit == "PB":
+            break
+    return "%.*f %s" % (2 if n < 9.995 else 1 if n < 99.95 else 0, n, unit)
 
 
 def version() -> str:

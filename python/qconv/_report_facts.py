@@ -1,6 +1,6 @@
 """The facts of a report: what is known of an output, as `qconv report --json` prints it.
 
-Everything comes from what the program prints (`inspect --json`, `verify --json --codes`), from `qconv.evaluate` and from the
+Everything comes from what the program prints (`inspect --json`, `verify --json`), from `qconv.evaluate` and from the
 manifest of the output. docs/report.md says what each number is.
 """
 from __future__ import annotations
@@ -9,8 +9,9 @@ import json
 import math
 import os
 import re
+import statistics
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._program import Progress, StrPath, answer, version
 from .errors import CheckError, InputError
@@ -22,55 +23,6 @@ Watcher = Union[None, bool, Callable[[Progress], object]]
 MANIFEST = "qconv.json"
 NONE_QUANTIZED = "%s: no weight in it is quantized in NF4, FP4, int8 or integers of compressed-tensors without zero " \
     "points or act-order"
-
-
-# ---- codes and what normal weights would give --------------------------------------------------------------
-
-# Half way between the values of NF4 (quant/quant_values.h).
-NF4_THRESHOLDS = [float.fromhex(x) for x in (
-    "-0x1.b239b2p-1 -0x1.38a4ep-1 -0x1.d709p-2 -0x1.5bd4ecp-2 -0x1.e079d8p-3 -0x1.1a7178p-3 -0x1.74f0e2p-5 "
-    "0x1.45f5fep-5 0x1.ec90c6p-4 0x1.a0cfcp-3 0x1.2b05a8p-2 0x1.8ea7f2p-2 0x1.00da06p-1 0x1.491b5ep-1 "
-    "0x1.b913b2p-1").split()]
-MOST, STEP = 12.0, 0.01  # standard deviations; no normal value is larger
-
-
-def is_4_bit(scheme: str) -> bool:
-    """Whether its codes are 4 bits and not 8."""
-    return scheme in ("nf4", "fp4") or scheme.startswith("w4")
-
-
-def expected_shares(scheme: str, n: int) -> List[float]:
-    """How often each code would occur among n independent normal values that share a scale, which is their largest
-    magnitude m: one value has the code of +1 or -1, the others are normal values cut at m, and m has the density
-    n (2 F(m) - 1)^(n-1) 2 f(m)."""
-    if scheme == "nf4":
-        thresholds = NF4_THRESHOLDS
-    else:
-        lowest, codes = (-8, 16) if is_4_bit(scheme) else (-127, 255)
-        thresholds = [(lowest + i + 0.5) * 2.0 / (codes - 1) for i in range(codes - 1)]
-    half, rest, total, m = math.sqrt(0.5), float(n - 1), 0.0, STEP / 2
-    shares = [0.0] * (len(thresholds) + 1)
-    while n > 1 and m < MOST:
-        inside = math.erf(m * half)
-        density = math.exp(rest * math.log(inside) - m * m / 2)
-        if density >= 1e-18:
-            cuts = [math.erf(t * m * half) / 2 for t in thresholds] + [inside / 2]
-            before = -inside / 2
-            for c, after in enumerate(cuts):
-                shares[c] += density * (after - before) / inside
-                before = after
-            total += density
-        m += STEP
-    weight = rest / n / total if total > 0 else 0.0
-    shares = [s * weight for s in shares]
-    shares[0] += 0.5 / n
-    shares[-1] += 0.5 / n
-    return shares if is_4_bit(scheme) else [0.0] + shares  # nothing is -128
-
-
-def entropy(counts: Sequence[int]) -> float:
-    total = sum(counts) or 1
-    return max(0.0, -sum(c / total * math.log2(c / total) for c in counts if c))
 
 
 # ---- names -------------------------------------------------------------------------------------------------
@@ -131,55 +83,42 @@ COMPRESSED_TENSORS = ("int-quantized", "pack-quantized")
 INTEGERS = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}
 
 
-def ask(command: str, places: Sequence[StrPath], options: Mapping[str, Any], progress: Watcher) -> Tuple[Json, str]:
-    """The object that a command prints, and what its check found wrong, which is no reason to stop here."""
-    try:
-        return answer(Answer, command, places, options, progress).json, ""
-    except CheckError as error:
-        if error.result is None:
-            raise
-        return error.result.json, str(error)
-
-
-def product(dims: Iterable[int]) -> int:
-    return math.prod(dims)
-
-
 def logical(t: Json) -> List[int]:
     """The shape of a tensor of inspect, and of what it holds where that is quantized."""
     return list(t.get("logical_shape") or t["shape"])
 
 
 class Output:
-    """What is known of an output: inspect's answer, its manifest, counts of codes, and a comparison with MODEL."""
+    """What is known of an output: inspect's answer, its manifest, and what verify says, of MODEL too."""
 
     def __init__(self, path: str, against: Optional[str], more: Mapping[str, Any], progress: Watcher) -> None:
-        self.path, self.against, self.trouble, self.note = path, against, "", ""
+        self.path, self.against, self.trouble = path, against, ""
         self.seen = answer(Answer, "inspect", [path], {}, progress).json
         self.manifest: Json = {}
         if self.seen["manifest"]:
             with open(os.path.join(path, MANIFEST), encoding="utf-8") as f:
                 self.manifest = json.load(f)
-        if not any(self.is_stored(t) for t in self.seen["tensors"]):
+        self.tensors: List[Json] = self.seen["tensors"]
+        self.stored = [t for t in self.tensors if self.is_stored(t)]
+        if not self.stored:
             raise InputError(NONE_QUANTIZED % path)
         self.compared: Optional[Json] = None
-        self.codes: Optional[Dict[str, List[int]]] = None
-        # Without a manifest there is nothing to verify; compared with itself, the output is read all the same.
-        other = against or (None if self.manifest else path)
-        try:
-            found, trouble = ask("verify", [path], {"codes": True, "against": other, **more}, progress)
-            self.codes = {row["name"]: row["counts"] for row in found["codes"]} or None
-            self.trouble = trouble if against or self.manifest else ""
+        if against or self.manifest:
+            found = self.verified({"against": against, **more}, progress)
             self.compared = found if against else None
-        except (InputError, CheckError) as error:
-            if against:
-                raise
-            self.note = "the codes could not be counted: %s" % error
         self.model = answer(Answer, "inspect", [against], {}, progress).json if against else None
-        self.tensors: List[Json] = self.seen["tensors"]
-        self.stored = [t for t in self.tensors if (t["name"] in self.codes if self.codes else self.is_stored(t))]
         self.ints = max((t for t in self.stored if t.get("format") in COMPRESSED_TENSORS),
                         key=lambda t: int(t["bits"]), default=None)
+
+    def verified(self, options: Mapping[str, Any], progress: Watcher) -> Json:
+        """What `verify` prints. What its check found wrong is no reason to stop here, and goes to `trouble`."""
+        try:
+            found: Json = answer(Answer, "verify", [self.path], options, progress).json
+        except CheckError as error:
+            if error.result is None:
+                raise
+            self.trouble, found = str(error), error.result.json
+        return found
 
     @staticmethod
     def is_stored(t: Json) -> bool:
@@ -221,7 +160,7 @@ class Output:
                                                 "elements": 0, "bytes": 0})
             counted = bool(t["scheme"]) or role != "state" and t["dtype"] not in INTEGERS
             row["tensors"] += 1
-            row["elements"] += product(logical(t)) if counted else 0
+            row["elements"] += math.prod(logical(t)) if counted else 0
             row["bytes"] += t.get("bytes_with_state", t["bytes"])
         return sorted(rows.values(), key=lambda r: (-r["bytes"], r["example"].encode()))
 
@@ -231,10 +170,10 @@ class Output:
         plain = 0
         for t in self.tensors:
             if t["name"] in names:
-                plain += product(logical(t)) * (int(re.findall("[0-9]+", t["logical_dtype"])[0]) // 8)
+                plain += math.prod(logical(t)) * (int(re.findall("[0-9]+", t["logical_dtype"])[0]) // 8)
             elif "state_of" not in t:
                 plain += t["bytes_with_state"] if t["scheme"] else t["bytes"]
-        elements = sum(product(logical(t)) for t in self.stored)
+        elements = sum(math.prod(logical(t)) for t in self.stored)
         quantized = sum(t["bytes_with_state"] for t in self.stored)
         source = (sum(f["file_bytes"] for f in self.model["files"]) if self.model else
                   sum(f["bytes"] for f in self.seen["manifest"]["source"]) if self.seen["manifest"] else 0)
@@ -339,9 +278,9 @@ def weights_of(out: Output) -> List[Json]:
         form = "%s, blocks of %d%s" % (t["scheme"], t["block_size"], ", 8-bit scales" if t.get("double_quant") else "") \
             if t.get("block_size") else "%s, a scale per row" % t["scheme"]
         known = "rel_mse" in e
-        if known and e["at"] >= product(shape) > 0:
+        if known and e["at"] >= math.prod(shape) > 0:
             raise CheckError("%s: tensor '%s': the place of its largest error is %d, expected less than %d" % (
-                MANIFEST, t["name"], e["at"], product(shape)))
+                MANIFEST, t["name"], e["at"], math.prod(shape)))
         rows.append({"name": t["name"], "kind": kind, "form": form, "layer": layer_of(t["name"]),
                      "shape": shape, "bytes": t["bytes_with_state"],
                      "rel_mse": e.get("rel_mse"), "sqnr": decibels(e.get("rel_mse")),
@@ -351,79 +290,55 @@ def weights_of(out: Output) -> List[Json]:
     return rows
 
 
-def sums_of(rows: Sequence[Json], codes: Optional[Dict[str, List[int]]]) -> Json:
-    """What forms and kinds have in common: sums, errors and codes of their weights."""
-    known = [(r["rel_mse"], product(r["shape"])) for r in rows if r["rel_mse"] is not None]
-    return {"weights": len(rows), "elements": sum(product(r["shape"]) for r in rows),
+def sums_of(rows: Sequence[Json]) -> Json:
+    """What forms and kinds have in common: sums and errors of their weights."""
+    known = [(r["rel_mse"], math.prod(r["shape"])) for r in rows if r["rel_mse"] is not None]
+    return {"weights": len(rows), "elements": sum(math.prod(r["shape"]) for r in rows),
             "bytes": sum(r["bytes"] for r in rows), "mean": mean_of(known),
-            "most": max((v for v, _ in known), default=None),
-            "codes": [sum(c) for c in zip(*(codes[r["name"]] for r in rows))] if codes else None}
+            "most": max((v for v, _ in known), default=None)}
 
 
 def forms_of(rows: Sequence[Json], out: Output) -> List[Json]:
-    """Sums over the weights of one scheme and block size, with what is expected of their codes."""
-    schemes, forms = {t["name"]: t for t in out.stored}, []
+    """Sums over the weights of one scheme and block size."""
+    schemes, forms = {t["name"]: str(t["scheme"]) for t in out.stored}, []
     for name in dict.fromkeys(r["form"] for r in rows):
         of = [r for r in rows if r["form"] == name]
-        s, scheme = sums_of(of, out.codes), str(schemes[of[0]["name"]]["scheme"])
-        errors = sorted(r["rel_mse"] for r in of if r["rel_mse"] is not None)
-        n = len(errors)
-        median = None if n == 0 else errors[n // 2] if n % 2 else (errors[n // 2 - 1] + errors[n // 2]) / 2
-        expected: Optional[List[float]] = None
-        if scheme != "fp4" and s["elements"]:
-            shares: Dict[int, List[float]] = {}
-            expected = [0.0] * (16 if is_4_bit(scheme) else 256)
-            for r in of:
-                elements = product(r["shape"])
-                per = schemes[r["name"]].get("block_size") or (r["shape"][-1] if r["shape"] else 1)
-                per = max(1, min(per, elements))
-                shares[per] = shares.get(per) or expected_shares(scheme, per)
-                for c, share in enumerate(shares[per]):
-                    expected[c] += share * elements / s["elements"]
-        distance = None
-        if expected and s["codes"]:
-            total = sum(s["codes"]) or 1
-            distance = sum(abs(c / total - e) for c, e in zip(s["codes"], expected)) / 2
-        forms.append({"form": name, "scheme": scheme, "weights": s["weights"], "elements": s["elements"],
-                      "bytes": s["bytes"], "mean": s["mean"], "median": median, "least": errors[0] if n else None,
-                      "most": s["most"], "codes": s["codes"], "expected": expected,
-                      "entropy": entropy(s["codes"]) if s["codes"] else None, "distance": distance})
+        sums, errors = sums_of(of), [r["rel_mse"] for r in of if r["rel_mse"] is not None]
+        median = statistics.median(errors) if errors else None
+        most = sums.pop("most")
+        forms.append({"form": name, "scheme": schemes[of[0]["name"]], **sums, "median": median,
+                      "least": min(errors, default=None), "most": most})
         for r in of:
             r["over_median"] = None if r["rel_mse"] is None else r["rel_mse"] / median if median else 0.0
     return forms
 
 
-def kinds_of(rows: Sequence[Json], forms: Sequence[Json], codes: Optional[Dict[str, List[int]]]) -> List[Json]:
+def kinds_of(rows: Sequence[Json], forms: Sequence[Json]) -> List[Json]:
     """Sums over the weights of one form whose names differ only in numbers."""
     order, kinds = [f["form"] for f in forms], []
     groups: Dict[Tuple[str, str], List[Json]] = {}
     for r in rows:
         groups.setdefault((r["kind"], r["form"]), []).append(r)
     for (kind, form), of in sorted(groups.items(), key=lambda g: (natural(g[0][0]), g[0][0], order.index(g[0][1]))):
-        s, known = sums_of(of, codes), [r for r in of if r["rel_mse"] is not None]
+        known = [r for r in of if r["rel_mse"] is not None]
         worst = max(known, key=lambda r: float(r["rel_mse"]), default=None)
         largest = max(known, key=lambda r: float(r["max_err"]), default=None)
-        counted = s.pop("codes")
-        kinds.append({"kind": kind, "form": form, **s, "most_of": worst and worst["name"],
-                      "max_err": largest and largest["max_err"], "max_of": largest and largest["name"],
-                      "codes": counted})
+        kinds.append({"kind": kind, "form": form, **sums_of(of), "most_of": worst and worst["name"],
+                      "max_err": largest and largest["max_err"], "max_of": largest and largest["name"]})
     return kinds
 
 
-def read_answer(path: StrPath, commands: Sequence[str]) -> Json:
-    """The object that one of these commands wrote with --json. InputError for anything else."""
+def read_eval(path: StrPath) -> Json:
+    """The object that `eval --json` wrote. InputError for anything else."""
     with open(path, "rb") as f:
         text = f.read(1 << 28)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError("%s: expected what 'qconv %s --json' writes, found no JSON: %s" % (
-            os.fspath(path), commands[0], error)) from None
-    command = value.get("command") if isinstance(value, dict) else None
-    if command not in commands:
-        raise InputError("%s: expected what 'qconv %s --json' writes, found %s" % (
-            os.fspath(path), " or ".join(commands), "the answer of '%s'" % command if command else "something else"))
-    return dict(value)
+        raise InputError("%s: expected what 'qconv eval --json' writes, found no JSON: %s" % (path, error)) from None
+    if not isinstance(value, dict) or value.get("command") != "eval":
+        raise InputError("%s: expected what 'qconv eval --json' writes, found something else" % os.fspath(path))
+    return check_eval(value, os.fspath(path))
 
 
 def check_eval(found: Json, path: str) -> Json:
@@ -439,12 +354,11 @@ def check_eval(found: Json, path: str) -> Json:
 
 
 def facts(path: StrPath, against: Optional[StrPath] = None, *, lora: Sequence[str] = (), text: Optional[StrPath] = None,
-          eval_file: Optional[StrPath] = None, validate_file: Optional[StrPath] = None, progress: Watcher = None,
-          threads: Optional[int] = None, **of_eval: Any) -> Tuple[Json, Output]:
+          eval_file: Optional[StrPath] = None, progress: Watcher = None, threads: Optional[int] = None,
+          **of_eval: Any) -> Tuple[Json, Output]:
     """All that a report of an output says (docs/report.md), and where it came from."""
     started = time.monotonic()
-    found = check_eval(read_answer(eval_file, ["eval"]), os.fspath(eval_file)) if eval_file else None
-    validation = read_answer(validate_file, ["validate"]) if validate_file else None
+    found = read_eval(eval_file) if eval_file else None
     base = os.fspath(against) if against is not None else None
     out = Output(os.fspath(path), base, {"lora": list(lora) or None, "threads": threads}, progress)
     if text:
@@ -467,6 +381,6 @@ def facts(path: StrPath, against: Optional[StrPath] = None, *, lora: Sequence[st
             "compared": compared and {**{k: compared[k] for k in ("equal", "cast", "quantized")},
                                       "hashes_checked": compared["manifest"], "faults": compared["problems"],
                                       "first_what": first.get("what"), "first_why": first.get("why")},
-            "forms": forms, "kinds": kinds_of(rows, forms, out.codes), "weights": rows, "not_quantized": out.left(),
-            "eval": found, "validation": validation, "made": out.made(),
+            "forms": forms, "kinds": kinds_of(rows, forms), "weights": rows, "not_quantized": out.left(),
+            "eval": found, "made": out.made(),
             "seconds": time.monotonic() - started}, out

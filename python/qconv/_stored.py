@@ -69,7 +69,8 @@ class Output:
             t = self.tensors[name][1]
             return torch.empty(t.shape, dtype=dtype_of(t), device="meta")
 
-        form, *more = weights_of(weight, {ending: describe(ending, name) for ending, name in members.items()})
+        form, *more = weights_of(weight, {ending: describe(ending, name) for ending, name in members.items()},
+                                 self.tensors[next(iter(members.values()))][1].scheme)
         if more:
             raise errors.InputError(f"'{weight}' is a stack of {len(more) + 1} experts, which the plug-in does not "
                                     "serve; 'qconv --to bf16' restores the model")

@@ -18,6 +18,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from ._library import Reader
 from .errors import InputError, QconvWarning, RunError, UsageError
 
 CONTEXT = 2048
@@ -235,7 +236,8 @@ def content_of(text: StrPath) -> bytes:
     try:
         return Path(text).read_bytes()
     except FileNotFoundError:
-        raise RunError("%s: there is no such text" % os.fspath(text)) from None
+        raise RunError("%s: there is no such text; give a file of text, or 'default' for the bundled one"
+                       % os.fspath(text)) from None
 
 
 # ---- ids ----
@@ -362,6 +364,7 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
     try:
         own = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises Exception itself
+        Reader.check_beside(path)
         raise InputError("%s: the tokenizer cannot be read: %s" % (path, str(error).splitlines()[0])) from None
     own.no_truncation()
     own.no_padding()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-from typing import Iterable
+from contextlib import contextmanager
+from typing import Iterable, Iterator
 
 import torch
 
 from . import _library, errors
 from ._library import DTYPES
+from ._stored import Output
 from ._weights import TORCH
 
 EXPERTS = (None, "separate", "stacked")  # values.h, in its order
@@ -21,8 +23,8 @@ NAMES = {dtype: name for name, dtype in TORCH.items() if dtype is not None}
 
 
 class Values(_library._Handle):
-    """The checkpoint at `path`: a folder, a .safetensors file or an index. InputError where it is damaged or of a form
-    that qconv does not read.
+    """The checkpoint at `path`: a folder, a .safetensors file or an index. InputError where it is of a form that qconv
+    does not read, or damaged; of an output of qconv, whose bytes are known, damage is a CheckError.
 
     experts: None lists them as the file has them, "separate" each matrix by itself under its released name, "stacked"
     as transformers 5 holds them. adapters: LoRA adapters that are merged into the weights, each a path or
@@ -32,26 +34,45 @@ class Values(_library._Handle):
     def __init__(self, path, experts: str | None = None, adapters: Iterable = ()):
         if experts not in EXPERTS:
             raise errors.UsageError(f"experts is {experts!r}; expected None, 'separate' or 'stacked'")
+        self.path, self.is_output = os.fspath(path), os.path.isfile(os.path.join(path, "qconv.json"))
         given = [a if isinstance(a, tuple) else (a, 1.0) for a in adapters]
         paths = (c.c_char_p * len(given))(*[os.fsencode(a) for a, _ in given])
         scales = (c.c_double * len(given))(*[scale for _, scale in given])
-        if os.path.isfile(os.path.join(path, "qconv.json")):
-            with _library.Reader(path) as reader:
+        listed: set[str] = set()
+        if self.is_output:
+            with self._damage_told(""), _library.Reader(path) as reader:
                 listed = {t.shard for device in reader.devices for t in device.tensors}
-            for shard in sorted(listed):
-                twin = shard.removesuffix(".zst")
-                if twin not in listed and os.path.lexists(os.path.join(path, twin)):
-                    raise errors.InputError(f"{path}: '{twin}' lies beside '{shard}', and qconv.json lists only the latter: "
-                                            "delete the one that is not the model")
+        for shard in sorted(listed):
+            twin = shard.removesuffix(".zst")
+            if twin not in listed and os.path.lexists(os.path.join(path, twin)):
+                raise errors.InputError(f"{path}: '{twin}' lies beside '{shard}', and qconv.json lists only the latter: "
+                                        "delete the one that is not the model")
         options = _library.ValuesOptions(EXPERTS.index(experts), len(given), paths, scales)
-        super().__init__("qc_values_open", os.fsencode(path), c.byref(options))
+        with self._damage_told(""):
+            super().__init__("qc_values_open", os.fsencode(path), c.byref(options))
         found = [_library.library().qc_values_at(self._handle, i).contents
                  for i in range(_library.library().qc_values_count(self._handle))]
-        self.path = os.fspath(path)
         self.names: list[str] = [t.name.decode() for t in found]  # in bytewise order
         self._index = {name: i for i, name in enumerate(self.names)}
         self._tensors = [(tuple(t.dims[:t.ndim]), DTYPES[t.dtype], t.stored_as.decode() if t.stored_as else None)
                          for t in found]
+
+    @contextmanager
+    def _damage_told(self, module: str) -> Iterator[None]:
+        """What cannot be read of an output is looked at once more: whether the bytes of a module's tensors, or of all for
+        "", are those that its manifest has."""
+        try:
+            try:
+                yield
+            except errors.InputError:
+                if self.is_output:
+                    with Output(self.path) as output:
+                        for name in output.tensors:
+                            if name.startswith(module):
+                                output.read(name)
+                raise
+        except errors.CheckError as e:
+            raise errors.CheckError(f"{e}; copy or convert {self.path} again") from None
 
     def _number(self, name: str) -> int:
         if name not in self._index:
@@ -88,6 +109,7 @@ class Values(_library._Handle):
             raise errors.UsageError(f"'{name}' has {rows} rows; {count} from {first} on were asked for")
         out = torch.empty((count, *shape[1:]) if shape else (), dtype=wanted)
         if out.numel() > 0:
-            _library.call("qc_values_read", self._handle, number, first, count, out.data_ptr(),
-                          DTYPES.index(NAMES[wanted]))
+            with self._damage_told(name.removesuffix(".weight")):
+                _library.call("qc_values_read", self._handle, number, first, count, out.data_ptr(),
+                              DTYPES.index(NAMES[wanted]))
         return out

@@ -209,7 +209,7 @@ def _by_rows(weight, members):
         "codes": ("weight" if "weight" in members else "", [torch.int8], None), "scales": ("SCB", [torch.float32], None)}, more
 
 
-def _integers(weight, members):
+def _integers(weight, members, scheme):
     """compressed-tensors."""
     packed = "weight_packed" in members
     ending = "weight_packed" if packed else "weight"
@@ -220,26 +220,28 @@ def _integers(weight, members):
     if len(shape) != 2:
         _refuse(weight, f"has {len(shape)} dimensions; expected 2")
     rows, cols = (_whole(weight, "the size", n) for n in shape)
-    bits = codes.numel() * codes.element_size() * 8 // (rows * cols)
-    if scales.ndim != 2 or scales.shape[0] != rows or not scales.shape[1] or bits not in (4, 8):
-        raise errors.InputError(f"the integers of '{weight}' have {bits} bits and scales {list(scales.shape)}, a form "
-                                "that qconv.load does not read")
-    return shape, dict(form=f"w{bits}a16" if packed else "w8a8", nested_block=0, offset=0.0, dtype=scales.dtype,
+    width = codes.shape[-1]  # rows of fewer than 32 columns may have as many words with another number of bits
+    forms = [f"w{bits}a16" for bits in range(2, 9) if -(-cols * bits // 32) == width] if packed else ["w8a8"][:width == cols]
+    forms = [form for form in forms if scheme.startswith(form)] or forms
+    if scales.ndim != 2 or scales.shape[0] != rows or not scales.shape[1] or len(forms) != 1 or codes.shape[0] != rows:
+        raise errors.InputError(f"the integers of '{weight}' [{rows}, {cols}] have codes {list(codes.shape)} and scales "
+                                f"{list(scales.shape)}, a form that qconv.load does not read")
+    return shape, dict(form=forms[0], nested_block=0, offset=0.0, dtype=scales.dtype,
                        block=0 if scales.shape[1] == 1 else cols // scales.shape[1]), {
         "codes": (ending, (), None), "scales": ("weight_scale", (), None)}, more
 
 
-def weights_of(weight: str, members: Dict[str, torch.Tensor]) -> List[QuantizedWeight]:
+def weights_of(weight: str, members: Dict[str, torch.Tensor], scheme: str = "") -> List[QuantizedWeight]:
     """The weight that a group of tensors is; or, of a stack [experts, rows, cols], those of its experts. All that it says
     of sizes, blocks and dtypes is held against its tensors, which may be on the device meta but for those that say how.
-    InputError names the weight."""
+    scheme: what the manifest says of its codes. InputError names the weight."""
     state = [ending for ending in members if "quant_state." in ending]
     if state:
         shape, numbers, places, content = _blockwise(weight, members, state[0])
     elif "SCB" in members:
         shape, numbers, places, content = _by_rows(weight, members)
     else:
-        shape, numbers, places, content = _integers(weight, members)
+        shape, numbers, places, content = _integers(weight, members, scheme)
     found = {role: _member(weight, members, *place) for role, place in places.items()}
     if len(shape) not in (2, 3):
         _refuse(weight, f"has {len(shape)} dimensions; expected 2 or 3")
@@ -290,7 +292,7 @@ def part_of(w: QuantizedWeight, c: Cut, codes, scales, whole) -> QuantizedWeight
     if end - begin != c.scales:
         found = found[c.scale(torch.arange(c.scales)) - begin]
     part = replace(w, rows=c.rows, cols=c.cols, block=c.block, stored=[], code_map=whole("code_map"),
-                   codes=codes(*c.codes(4 if w.form in ("nf4", "w4a16") else 8)).view(torch.int8),
+                   codes=codes(*c.codes(w.form)).view(torch.int8),
                    scales=as_role("scales", found))
     if w.nested_absmax is None:
         return part
@@ -325,7 +327,7 @@ def joined(parts: List[QuantizedWeight]) -> QuantizedWeight:
     for w in parts:
         alike = (w.form, w.cols, w.block) == (first.form, first.cols, first.block) and (
             w.code_map is None or torch.equal(w.code_map, first.code_map))
-        if not alike or w.rows * w.cols % max(w.block, 2):
+        if not alike or w.rows * w.cols % (w.block or 1):
             raise errors.InputError(f"transformers joins '{first.name}' and '{w.name}', which are quantized in different forms: "
                                     "convert both alike, or with --keep for them")
     both = {role: torch.cat([getattr(w, role) for w in parts]) for role in ("codes", "scales", "nested_absmax")

@@ -2,6 +2,7 @@
 text. torch takes the text through the model, one layer in memory; the program solves and writes."""
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -19,24 +20,6 @@ if TYPE_CHECKING:
     from ._options import ConvertOptions
 
 TOKENS = 131072
-# Options that are this command's own; what else there is goes to `qconv convert`.
-OWN: Dict[str, Tuple[str, str]] = {
-    "text": ("FILE", "the text in UTF-8, FILE.ids with token ids, one sequence a line, or `default`: the bundled text"),
-    "calibration-tokens": ("N", "take at most so many tokens, spread over all of the text (default: %d)" % TOKENS),
-    "calibration-context": ("N", "tokens of a window (default: 2048, or the model's limit)"),
-    "tokenizer": ("PATH", "a tokenizer.json, or a folder that has one (default: the model's own)"),
-    "inputs": ("FILE", "further arguments of the model's forward by name, in a .safetensors file, with a row for each "
-                       "sequence of the text, such as pixel_values"),
-    "mix": ("auto|SHARE", "the share of all tokens that the bundled text gets beside FILE, from 0 (nothing) and below 1 "
-                          "(default: auto, by how narrow FILE is)"),
-    "sided": ("one|two", "whether all outputs of a layer count alike (default: two)"),
-    "damping": ("X", "how much more calibrating trusts the weights than the text (default: 0.1, and more with few "
-                     "tokens)"),
-    "device": ("DEVICE", "what computes: cpu, cuda, cuda:0,1 (default: auto)"),
-}
-SWITCHES = {"trust-remote-code": "run the Python code that MODEL brings with it"}
-
-
 def calibrate(  # type: ignore[misc]  # options of convert that are parameters here
               model: StrPath, out: Optional[StrPath] = None, *, text: StrPath = "default",
               calibration_tokens: int = TOKENS, calibration_context: Optional[int] = None,
@@ -58,6 +41,7 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
     sided                "one": all outputs of a layer count alike; None and "two": by what they do to the answer
     damping              how much more the weights are trusted than the text; None: 0.1, and more with few tokens
     device               "auto", "cpu", "cuda" or "cuda:0,1": what computes
+    trust_remote_code    runs the Python code that `model` brings with it
     dry_run              says what would be written, as qconv.dry_run does, and writes nothing
     progress             a function that is called with a Progress, or True for a bar
 
@@ -67,8 +51,9 @@ def calibrate(  # type: ignore[misc]  # options of convert that are parameters h
     for name in ("calibrate", "hessians", "image_states"):
         if options.get(name):
             raise UsageError("%s is no argument of qconv.calibrate" % name)
-    own = {"text": text, "tokens": calibration_tokens, "context": calibration_context, "tokenizer": tokenizer,
-           "inputs": inputs, "mix": mix, "sided": sided, "device": device, "trust_remote_code": trust_remote_code}
+    own = {"text": text, "calibration_tokens": calibration_tokens, "calibration_context": calibration_context,
+           "tokenizer": tokenizer, "inputs": inputs, "mix": mix, "sided": sided, "device": device,
+           "trust_remote_code": trust_remote_code}
     typed = arguments(dict(options, damping=damping, dry_run=dry_run))
     with listening(progress) as listener:
         result = started(typed, model, out, own, listener, False)
@@ -82,9 +67,9 @@ def started(typed: Sequence[str], model: StrPath, out: Optional[StrPath], own: M
     own = dict(own, mix=share_of(own["mix"]))
     if own["sided"] not in (None, "one", "two"):
         raise UsageError("--sided is '%s'; expected one or two" % own["sided"])
-    for name, least in (("tokens", 1), ("context", 2)):
+    for name, least in (("calibration_tokens", 1), ("calibration_context", 2)):
         if own[name] is not None and own[name] < least:
-            raise UsageError("--calibration-%s is %d; expected at least %d" % (name, own[name], least))
+            raise UsageError("--%s is %d; expected at least %d" % (name.replace("_", "-"), own[name], least))
     if is_pipeline(model):
         raise UsageError("calibrating takes one model, and MODEL is a pipeline of several: name the folder of one part")
     _stream_needs.check()
@@ -103,22 +88,27 @@ def share_of(mix: Union[str, float]) -> Optional[float]:
     return share
 
 
+# The options that are this command's own, with their defaults; what else there is goes to `qconv convert`.
+OWN = {name: p.default for name, p in inspect.signature(calibrate).parameters.items()
+       if name not in ("model", "out", "dry_run", "progress", "options")}
+
+
 def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:
     """A command line as own options, those of `convert` as they are typed, and places."""
-    words, places, rules = split(["convert", *("--%s=true" % w[2:] if w[2:] in SWITCHES else w for w in argv)])
-    own: Dict[str, Any] = {}
+    words, places, rules = split(["convert", *(w + "=true" if w == "--trust-remote-code" else w for w in argv)])
+    own: Dict[str, Any] = dict(OWN)
     typed: List[str] = ["--%s=%s" % rule for rule in rules]
     for word in words:
-        name, _, value = word[2:].partition("=")
-        if name in OWN or name in SWITCHES:
+        option, _, value = word[2:].partition("=")
+        name = option.replace("-", "_")
+        if name in OWN:
             own[name] = value
-        if name not in OWN and name not in SWITCHES or name == "damping":
+        if name not in OWN or name == "damping":
             typed.append(word)
-    for name in ("calibration-tokens", "calibration-context"):
-        if name in own:
-            if not own[name].isdigit():
-                raise UsageError("--%s is '%s'; expected a number of tokens" % (name, own[name]))
-            own[name] = int(own[name])
+        if name in ("calibration_tokens", "calibration_context"):
+            if not value.isdigit():
+                raise UsageError("--%s is '%s'; expected a number of tokens" % (option, value))
+            own[name] = int(value)
     return own, typed, places
 
 
@@ -144,21 +134,12 @@ def main(argv: Sequence[str]) -> None:
         parser = Parser("calibrate", "Convert MODEL to OUT as `qconv convert` does, with codes and scales that are "
                         "chosen for the least error in the model's answers on a text. All options of convert are "
                         "taken. Needs torch and transformers: pip install 'qconv[models]'.")
-        parser.add_argument("model", metavar="MODEL")
-        parser.add_argument("out", metavar="OUT")
-        for name, (value, help_text) in OWN.items():
-            parser.add_argument("--" + name, metavar=value, help=help_text)
-        for name, help_text in SWITCHES.items():
-            parser.add_argument("--" + name, action="store_true", help=help_text)
+        parser.takes(calibrate)
         parser.print_help()
         return
-    asked, typed, places = parsed(argv)
+    own, typed, places = parsed(argv)
     if not 1 <= len(places) <= 2 or len(places) == 1 and "--dry-run" not in typed:
         raise UsageError("expected MODEL and OUT; try 'qconv calibrate --help'")
-    own = {"text": asked.get("text", "default"), "tokens": asked.get("calibration-tokens", TOKENS),
-           "context": asked.get("calibration-context"), "tokenizer": asked.get("tokenizer"),
-           "inputs": asked.get("inputs"), "mix": asked.get("mix", "auto"), "sided": asked.get("sided"),
-           "device": asked.get("device", "auto"), "trust_remote_code": "trust-remote-code" in asked}
     quiet = "--quiet" in typed or "-q" in typed
     with warnings_said(quiet):
         started(typed, places[0], places[1] if len(places) == 2 else None, own, None if quiet else Lines(), True)

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
@@ -45,11 +46,13 @@ def evaluate(out: StrPath, *, text: StrPath, against: Optional[StrPath] = None, 
     inputs        a .safetensors file with further arguments of the model's forward, with rows for each sequence
     context       tokens of a window; None: 2048, or the model's limit
     max_tokens    read at most so many tokens of the text
-    max_kl        the largest mean KL divergence that is no failure; max_distance: of an encoder's hidden states
+    max_kl        the largest mean KL divergence that is no failed check
+    max_distance  the same for an encoder: the largest mean distance of hidden states
     lora          adapters of peft's, each a folder or "folder:scale", merged into `against`, or without one into `out`
     device        "auto", "cpu", "cuda" or "cuda:0,1": what computes; layers are dealt to several GPUs in turn
     dtype         that is computed in: "float32", "bfloat16" or "float16"; logits are compared in double
     threads       of torch; None: as it is set
+    trust_remote_code  run the Python code that `out` brings with it
     dry_run       reads the text and says what memory it takes, and evaluates nothing: all figures are None
     progress      a function that is called with a Progress, or True for a bar
 
@@ -235,12 +238,15 @@ class Answers:
 def devices_of(asked: str) -> Tuple[str, ...]:
     """The devices of torch that --device names."""
     import torch
-    if asked == "cpu" or asked == "auto" and not torch.cuda.is_available():
+    with warnings.catch_warnings():  # of a driver that is too old for this torch
+        warnings.simplefilter("ignore")
+        there = asked != "cpu" and torch.cuda.is_available()
+    if asked == "cpu" or asked == "auto" and not there:
         return ("cpu",)
     kind, _, numbers = asked.partition(":")
     if asked != "auto" and (kind != "cuda" or numbers and not all(n.isdigit() for n in numbers.split(","))):
         raise UsageError("--device is '%s'; expected auto, cpu, cuda or cuda:0,1" % asked)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count() if there else 0
     chosen = [int(n) for n in numbers.split(",")] if numbers else list(range(count if asked != "auto" else 1))
     if not chosen or max(chosen) >= count:
         raise DeviceError("--device %s: torch %s finds %d GPU%s here" % (asked, torch.__version__, count, "s" * (count != 1)))
@@ -374,26 +380,8 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("eval", "Read a text with the language model OUT, an output of qconv or any checkpoint whose type "
                     "transformers knows, and report its perplexity; with --against, how far its predictions are from "
                     "those of MODEL. One layer is in memory at a time. docs/eval.md says what is computed and how.")
+    parser.takes(evaluate)
     add = parser.add_argument
-    add("out", metavar="OUT")
-    add("--against", metavar="MODEL", help="the checkpoint that OUT was made from")
-    add("--text", metavar="FILE", required=True, help="the text to read; a FILE.ids with token ids, one sequence a line; or "
-        "`default`, the bundled text")
-    add("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that has one (default: the model's own)")
-    add("--inputs", metavar="FILE", help="further arguments of the model's forward by name, in a .safetensors file with rows "
-        "for each sequence of the text, such as pixel_values")
-    add("--context", metavar="TOKENS", type=int, help="tokens of the windows that the text is cut into (default: 2048, or "
-        "the model's limit)")
-    add("--max-tokens", metavar="N", type=int, help="read at most so many tokens of the text")
-    add("--max-kl", metavar="X", type=float, help="end with exit code 4 if the mean KL divergence is larger")
-    add("--max-distance", metavar="X", type=float, help="the same for an encoder: the mean distance of hidden states")
-    add("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[], help="merge a low-rank adapter of peft's into MODEL "
-        "first, or without one into OUT; may be repeated")
-    add("--device", metavar="DEVICE", default="auto", help="what computes: auto, cpu, cuda or cuda:0,1")
-    add("--dtype", choices=DTYPES, default="float32", help="that is computed in (default: float32)")
-    add("--threads", metavar="N", type=int, help="threads of torch (default: one per processor)")
-    add("--trust-remote-code", action="store_true", help="run the Python code that OUT brings with it")
-    add("--dry-run", action="store_true", help="say how much memory it takes, and evaluate nothing")
     add("--json", action="store_true", help="write the result to standard output as one JSON object")
     add("-q", "--quiet", action="store_true", help="show errors only")
     given = vars(parser.parse_args(list(argv)))

@@ -14,7 +14,7 @@ OLDEST = (4, 57)  # of transformers
 
 
 def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int, Dict[str, Any]]] = None,
-         dtype: Optional[torch.dtype] = None, backend: str = "qconv", threads: int = 0, skip_digests: bool = False,
+         dtype: Optional[torch.dtype] = None, threads: int = 0, skip_digests: bool = False,
          **kwargs: Any) -> PreTrainedModel:
     """The model of an output of `qconv convert`, ready to run.
 
@@ -26,8 +26,6 @@ def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int,
     device_map     None: the devices of the plan that the output was made for (--vram), or the CPU without a plan;
                    a device ("cpu", "cuda:0", 0); "auto"; or {name of a module: device}
     dtype          of what is not quantized, and of what is computed; None: that of config.json
-    backend        "qconv": Linears are qconv.torch.Linear, for every scheme that qconv writes; "bitsandbytes": they
-                   are Linear4bit and Linear8bitLt with the same codes, for NF4, FP4 and int8 by rows
     threads        that read; 0: one per processor
     skip_digests   trust the disk, and check only what the compressed frames themselves carry
     kwargs         go to from_pretrained (attn_implementation, for example)
@@ -45,8 +43,6 @@ def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int,
     if version < OLDEST:
         raise errors.UsageError(f"qconv.load takes transformers {OLDEST[0]}.{OLDEST[1]} or later, and "
                                 f"{transformers.__version__} is installed: pip install -U transformers")
-    if backend not in ("qconv", "bitsandbytes"):
-        raise errors.UsageError(f"backend is {backend!r}; expected \"qconv\" or \"bitsandbytes\"")
     from ._loading import loaded
-    model: PreTrainedModel = loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs)
+    model: PreTrainedModel = loaded(out, device_map, dtype, threads, skip_digests, kwargs)
     return model

@@ -1,14 +1,13 @@
 """Operators of torch over weights as qconv stores them: qconv::linear, qconv::dequantize and qconv::experts.
 
     qconv::linear(x, *weight, bias, *numbers) -> y = x W^T + bias, in x's dtype
-    qconv::linear_then(x, *weight, bias, gate, act, residual, *numbers) -> act(gate) (x W^T + bias) + residual
     qconv::dequantize(*weight, *numbers, dtype) -> W [rows, cols]
     qconv::experts(x, offsets, x_rows, row_weights, *weight, bias, *numbers) -> y, whose rows offsets[e] .. offsets[e + 1]
         are of expert e
 
 A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
 section 3): each may also come as a tensor of its bytes (uint8). scales are floats, or codes of 8 bits where there is a
-nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8"), rows, cols, block (weights
+nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w2a16" to "w8a16", "w8a8"), rows, cols, block (weights
 that share a scale; 0: one scale a row), nested_block and offset.
 
 For experts, codes, scales and nested_absmax have a dimension more in front, the maps are those of all experts, and
@@ -17,9 +16,8 @@ without them. Rows of y outside of the offsets are zero. bias is [experts, rows]
 all, is multiplied by row_weights[i], which are float32, before it is rounded; without kernels for it, as on a GPU in
 float32, the product is rounded before that, too.
 
-docs/python-load.md says what multiplies on the CPU and on GPUs (_gpu.py), with which bits, and what linear_then's steps are.
-Backward gives the gradients of x, bias and row_weights; linear_then has none, and its gate and residual have the shape and
-dtype of y, or are None. act is "silu", or "gelu_tanh" for GELU in its form with tanh, and "" without a gate.
+docs/python-load.md says what multiplies on the CPU and on GPUs (_gpu.py), and with which bits. Backward gives the gradients
+of x, bias and row_weights. The functions below take the operators' arguments: `rest` is those behind x.
 """
 import functools
 import os
@@ -39,8 +37,6 @@ _WEIGHT = "Tensor codes, Tensor scales, Tensor? code_map, Tensor? nested_absmax,
 _NUMBERS = "str form, int rows, int cols, int block, int nested_block, float offset"
 _library_of_ops = torch.library.Library("qconv", "DEF")
 _library_of_ops.define(f"linear(Tensor x, {_WEIGHT}, Tensor? bias, {_NUMBERS}) -> Tensor")
-_library_of_ops.define(f"linear_then(Tensor x, {_WEIGHT}, Tensor? bias, Tensor? gate, str act, Tensor? residual, "
-                       f"{_NUMBERS}) -> Tensor")
 _NUMBERS_OF_EXPERTS = _NUMBERS.replace("float offset", "float[] offset")
 _library_of_ops.define(f"experts(Tensor x, Tensor offsets, Tensor? x_rows, Tensor? row_weights, {_WEIGHT}, Tensor? bias, "
                        f"{_NUMBERS_OF_EXPERTS}) -> Tensor")
@@ -86,16 +82,14 @@ def _address(tensor):
 _described = functools.lru_cache(maxsize=1 << 16)(_library.weights)
 
 
-def _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset):
-    code_at, code_bytes = _address(codes)
-    scale_at, scale_bytes = _address(scales)
-    map_at, map_bytes = _address(code_map)
-    nested_at, nested_bytes = _address(nested_absmax)
-    nested_map_at, nested_map_bytes = _address(nested_map)
-    if (map_at and map_bytes != 64) or (nested_map_at and nested_map_bytes != 1024):
+def _weights(tensors, numbers):
+    (codes, code_bytes), (scales, scale_bytes), (code_map, map_bytes), (nested, nested_bytes), (nested_map, nested_map_bytes) = \
+        map(_address, tensors)
+    if (code_map and map_bytes != 64) or (nested_map and nested_map_bytes != 1024):
         raise errors.UsageError("a code map has 16 floats and that of nested scales 256")
-    return _described(form, rows, cols, block, code_at, code_bytes, scale_at, scale_bytes // (1 if nested_at else 4),
-                      map_at, nested_at, nested_bytes // 4, nested_map_at, nested_block, offset)
+    *numbers, nested_block, offset = numbers
+    return _described(*numbers, codes, code_bytes, scales, scale_bytes // (1 if nested else 4), code_map, nested,
+                      nested_bytes // 4, nested_map, nested_block, offset)
 
 
 def _same_device(x, *tensors):
@@ -122,47 +116,12 @@ def _added(bias, rows, dtype):
     return bias.to(dtype).contiguous()
 
 
-_ACTS = ("", "silu", "gelu_tanh")  # qc_matmul_gate
-
-
-def _checked_then(x, rows, gate, act, residual):
-    if act not in _ACTS or (gate is None) != (act == ""):
-        raise errors.UsageError(f"act is '{act}' with{'out' if gate is None else ''} a gate; expected 'silu' or "
-                                "'gelu_tanh' with one, and '' without")
-    shape = (*x.shape[:-1], rows)
-    for name, tensor in (("gate", gate), ("residual", residual)):
-        if tensor is not None and (tuple(tensor.shape) != shape or tensor.dtype != x.dtype):
-            raise errors.UsageError(f"the {name} is {tuple(tensor.shape)} in {tensor.dtype}; expected {shape} in "
-                                    f"{x.dtype}")
-
-
-def _then(y, gate, act, residual, dtype):
-    """act(gate) y + residual in float, rounded once: what qc_finish of the kernels computes."""
-    y = y.to(_F32)
-    if gate is not None:
-        g = gate.to(_F32)
-        t = g if act == "silu" else 1.5957691216057308 * (g + g * g * g * 0.044715)
-        y = g / (1.0 + torch.exp(-t)) * y
-    if residual is not None:
-        y = y + residual.to(_F32)
-    return y.to(dtype)
-
-
-def linear_then_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, residual, form, rows, cols,
-                    block, nested_block, offset):
-    _checked_then(x, rows, gate, act, residual)
-    _same_device(x, gate, residual)
-    y = linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
-                   offset, _F32)
-    return _then(y, gate, act, residual, x.dtype)
-
-
-def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
-               offset, y_dtype=None):
-    _same_device(x, codes, scales, code_map, nested_absmax, nested_map, bias)
-    flat = _rows_of(x, cols)
+def linear_cpu(x, *rest, y_dtype=None):
+    tensors, bias, numbers = rest[:5], rest[5], rest[6:]
+    _same_device(x, *tensors, bias)
+    rows, cols = numbers[1:3]
+    flat, w = _rows_of(x, cols), _weights(tensors, numbers)
     m = flat.shape[0]
-    w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
     y, added = torch.empty((*x.shape[:-1], rows), dtype=y_dtype or x.dtype), _added(bias, rows, _F32)
     if m > RESTORED_ABOVE:
         return _restored(w, flat, bias, y)
@@ -178,13 +137,12 @@ def _restores_to(dtype):
         raise errors.UsageError(f"a weight is restored to float32, float16 or bfloat16, not {dtype}")
 
 
-def dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
-                   dtype):
+def dequantize_cpu(*args):
+    tensors, numbers, dtype = args[:5], args[5:-1], args[-1]
     _restores_to(dtype)
-    w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
-    out = torch.empty((rows, cols), dtype=dtype)
+    w, out = _weights(tensors, numbers), torch.empty(numbers[1:3], dtype=dtype)
     if out.numel():
-        _library.dequantize(w, 0, rows, out.data_ptr(), _NAMES[dtype], torch.get_num_threads())
+        _library.dequantize(w, 0, out.shape[0], out.data_ptr(), _NAMES[dtype], torch.get_num_threads())
     return out
 
 
@@ -216,6 +174,19 @@ def _floats(tensor):
     return tensor.view(_F32) if tensor.dtype == torch.uint8 else tensor
 
 
+def _unpacked(codes, form, rows, cols):
+    """[rows, cols]: packed codes, a byte each. Eight of them are `bits` bytes."""
+    bits, eights, size = _library.code_bits(form), -(-cols // 8), _library.row_bytes(form, cols)
+    codes = torch.nn.functional.pad(codes.view(rows, size), (0, eights * bits - size)).view(rows, eights, bits)
+    out = []
+    for at in range(0, 8 * bits, bits):
+        code = codes[..., at // 8] >> at % 8
+        if at % 8 + bits > 8:
+            code = code | codes[..., at // 8 + 1] << 8 - at % 8
+        out.append(code & (1 << bits) - 1)
+    return torch.stack(out, -1).view(rows, 8 * eights)[:, :cols]
+
+
 def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
                      dtype):
     """The same numbers as libqconv's, to the bit, on the device of codes."""
@@ -227,15 +198,13 @@ def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, r
         scales = scales * nested + offset
     n = rows * cols
     codes = codes.view(torch.uint8).view(-1)
-    if form in ("nf4", "w4a16"):
-        high, low = codes >> 4, codes & 15
-        codes = torch.stack((high, low) if form == "nf4" else (low, high), 1).view(-1)[:n]
     if form == "nf4":
+        codes = torch.stack((codes >> 4, codes & 15), 1).view(-1)[:n]
         values = _floats(code_map)[codes.int()]
-    elif form in ("int8", "int8-block", "w8a8"):
-        values = codes.view(torch.int8).to(_F32)
+    elif _library.is_packed(form):
+        values = _unpacked(codes, form, rows, cols).reshape(-1).to(_F32) - 2.0 ** (_library.code_bits(form) - 1)
     else:
-        values = codes.to(_F32) - (8.0 if form == "w4a16" else 128.0)
+        values = codes.view(torch.int8).to(_F32)
     share = block or cols
     if n % share:  # a short last block
         values = torch.nn.functional.pad(values, (0, share - n % share))
@@ -249,27 +218,24 @@ def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, r
     return values.view(-1)[:n].view(rows, cols).to(dtype)
 
 
-def linear_torch(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
-                 offset):
-    _same_device(x, codes, scales, code_map, nested_absmax, nested_map, bias)
-    w = dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block,
-                         offset, x.dtype)
-    return torch.nn.functional.linear(x, w, None if bias is None else bias.to(x.dtype))
+def linear_torch(x, *rest):
+    tensors, bias, numbers = rest[:5], rest[5], rest[6:]
+    _same_device(x, *tensors, bias)
+    return torch.nn.functional.linear(x, dequantize_torch(*tensors, *numbers, x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 # ---- GPUs ---------------------------------------------------------------------------------------
 
-_INTEGERS = ("w4a16", "w8a16", "w8a8")  # only cuBLAS multiplies them
+_INTEGERS = tuple(form for form in _library.FORMS if form.startswith("w"))  # only cuBLAS multiplies them
 
 
-def linear_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
-                offset):
-    tensors = codes, scales, code_map, nested_absmax, nested_map
-    numbers = form, rows, cols, block, nested_block, offset
+def linear_cuda(x, *rest):
+    tensors, bias, numbers = rest[:5], rest[5], rest[6:]
     gpu = _gpu.of(x.device)
     if gpu is None:
-        return linear_torch(x, *tensors, bias, *numbers)
+        return linear_torch(x, *rest)
     _same_device(x, *tensors, bias)
+    form, rows, cols = numbers[:3]
     flat, added = _rows_of(x, cols), _added(bias, rows, x.dtype)
     if x.dtype == _F32 or (gpu.no_gemm and form in _INTEGERS):
         return torch.nn.functional.linear(x, dequantize_cuda(*tensors, *numbers, x.dtype), added)
@@ -279,38 +245,16 @@ def linear_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, for
     return y
 
 
-def linear_then_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, residual, form, rows, cols,
-                     block, nested_block, offset):
-    tensors = codes, scales, code_map, nested_absmax, nested_map
-    numbers = form, rows, cols, block, nested_block, offset
-    _checked_then(x, rows, gate, act, residual)
-    gpu = _gpu.of(x.device)
+def dequantize_cuda(*args):
+    tensors, numbers, dtype = args[:5], args[5:-1], args[-1]
+    gpu = _gpu.of(tensors[0].device)
     if gpu is None:
-        return _then(linear_torch(x, *tensors, bias, *numbers), gate, act, residual, x.dtype)
-    if x.dtype == _F32 or (gpu.no_gemm and form in _INTEGERS):
-        return _then(linear_cuda(x, *tensors, bias, *numbers), gate, act, residual, x.dtype)
-    _same_device(x, *tensors, bias, gate, residual)
-    flat, added = _rows_of(x, cols), _added(bias, rows, x.dtype)
-    gate, residual = (None if t is None else t.contiguous() for t in (gate, residual))
-    y = x.new_empty((*x.shape[:-1], rows))
-    if y.numel():
-        gpu.linear(flat, tensors, numbers, _weights, added, y, gate, _ACTS.index(act), residual)
-    return y
-
-
-def dequantize_cuda(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
-                    dtype):
-    tensors = codes, scales, code_map, nested_absmax, nested_map
-    numbers = form, rows, cols, block, nested_block, offset
-    gpu = _gpu.of(codes.device)
-    if gpu is None:
-        return dequantize_torch(*tensors, *numbers, dtype)
+        return dequantize_torch(*args)
     _restores_to(dtype)
     _same_device(*tensors)
-    codes = tensors[0]
-    w, out = _weights(*tensors, *numbers), codes.new_empty((rows, cols), dtype=dtype)
+    w, out = _weights(tensors, numbers), tensors[0].new_empty(numbers[1:3], dtype=dtype)
     if out.numel():
-        gpu.dequantize(w, rows, cols, out)
+        gpu.dequantize(w, *out.shape, out)
     return out
 
 
@@ -356,8 +300,8 @@ def _each(offsets, y, product):
 
 def experts_each(linear, **in_float):
     """in_float: what makes linear's y float32, where it can."""
-    def experts(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, *numbers):
-        tensors = codes, scales, code_map, nested_absmax, nested_map
+    def experts(x, offsets, x_rows, row_weights, *rest):
+        tensors, bias, numbers = rest[:5], rest[5], rest[6:]
         flat, y = _check_experts(x, offsets, x_rows, row_weights, tensors, bias, numbers)
         flat = flat if x_rows is None else flat[x_rows]
 
@@ -380,11 +324,11 @@ def launcher(device, dtype, form):
     return None if gpu is None or dtype == _F32 or form in _INTEGERS else gpu
 
 
-def experts_cuda(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, *numbers):
-    tensors = codes, scales, code_map, nested_absmax, nested_map
+def experts_cuda(x, offsets, x_rows, row_weights, *rest):
+    tensors, bias, numbers = rest[:5], rest[5], rest[6:]
     gpu = launcher(x.device, x.dtype, numbers[0])
     if gpu is None:
-        return experts_each(linear_cuda)(x, offsets, x_rows, row_weights, *tensors, bias, *numbers)
+        return experts_each(linear_cuda)(x, offsets, x_rows, row_weights, *rest)
     flat, y = _check_experts(x, offsets, x_rows, row_weights, tensors, bias, numbers)
     if y.numel():
         x_rows, row_weights = (None if t is None else t.contiguous() for t in (x_rows, row_weights))
@@ -393,15 +337,14 @@ def experts_cuda(x, offsets, x_rows, row_weights, codes, scales, code_map, neste
     return y
 
 
-def _weights_of_experts(*args):
-    tensors, numbers = args[:5], args[5:]
-    each = [_weights(*weight, *own) for weight, own in (_expert(e, tensors, numbers) for e in range(len(numbers[-1])))]
+def _weights_of_experts(tensors, numbers):
+    each = [_weights(*_expert(e, tensors, numbers)) for e in range(len(numbers[-1]))]
     return (_library.Weights * len(each))(*each)
 
 
-def experts_gradient(gradient, offsets, codes, scales, code_map, nested_absmax, nested_map, *numbers):
+def experts_gradient(gradient, offsets, *rest):
     """That of x's rows as y has them."""
-    tensors = codes, scales, code_map, nested_absmax, nested_map
+    tensors, numbers = rest[:5], rest[5:]
 
     def product(rows, e):
         weight, own = _expert(e, tensors, numbers)
@@ -411,49 +354,41 @@ def experts_gradient(gradient, offsets, codes, scales, code_map, nested_absmax, 
 
 # ---- registration -------------------------------------------------------------------------------
 
-_library_of_ops.impl("linear", linear_cpu, "CPU")
-_library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
-_library_of_ops.impl("experts", experts_cpu, "CPU")
+for _name, _cpu, _cuda in (("linear", linear_cpu, linear_cuda), ("dequantize", dequantize_cpu, dequantize_cuda),
+                           ("experts", experts_cpu, experts_cuda)):
+    _library_of_ops.impl(_name, _cpu, "CPU")
+    _library_of_ops.impl(_name, _cuda, "CUDA")
 _library_of_ops.impl("experts_gradient", experts_gradient, "CompositeExplicitAutograd")
-_library_of_ops.impl("linear", linear_cuda, "CUDA")
-_library_of_ops.impl("linear_then", linear_then_cpu, "CPU")
-_library_of_ops.impl("linear_then", linear_then_cuda, "CUDA")
-_library_of_ops.impl("experts", experts_cuda, "CUDA")
-_library_of_ops.impl("dequantize", dequantize_cuda, "CUDA")
 
 
-@torch.library.register_fake("qconv::linear", lib=_library_of_ops)
-def _(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block, offset):
-    return x.new_empty((*x.shape[:-1], rows))
+def _fake(name):
+    return torch.library.register_fake(f"qconv::{name}", lib=_library_of_ops)
 
 
-@torch.library.register_fake("qconv::linear_then", lib=_library_of_ops)
-def _(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, residual, form, rows, cols, block,
-      nested_block, offset):
-    return x.new_empty((*x.shape[:-1], rows))
+@_fake("linear")
+def _(x, *rest):
+    return x.new_empty((*x.shape[:-1], rest[7]))
 
 
-@torch.library.register_fake("qconv::dequantize", lib=_library_of_ops)
-def _(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset, dtype):
-    return codes.new_empty((rows, cols), dtype=dtype)
+@_fake("dequantize")
+def _(codes, *rest):
+    return codes.new_empty(rest[5:7], dtype=rest[-1])
 
 
-@torch.library.register_fake("qconv::experts", lib=_library_of_ops)
-def _(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols,
-      *numbers):
+@_fake("experts")
+def _(x, offsets, x_rows, row_weights, *rest):
+    rows, cols = rest[7:9]
     return x.new_empty((x.numel() // cols if x_rows is None else x_rows.numel(), rows))
 
 
-@torch.library.register_fake("qconv::experts_gradient", lib=_library_of_ops)
-def _(gradient, offsets, codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, *numbers):
-    return gradient.new_empty((gradient.shape[0], cols))
+@_fake("experts_gradient")
+def _(gradient, offsets, *rest):
+    return gradient.new_empty((gradient.shape[0], rest[7]))
 
 
 def _setup(ctx, inputs, output):
-    x, *weight, bias, form, rows, cols, block, nested_block, offset = inputs
-    ctx.save_for_backward(*weight)
-    ctx.numbers = (form, rows, cols, block, nested_block, offset)
-    ctx.bias = None if bias is None else bias.dtype
+    ctx.save_for_backward(*inputs[1:6])
+    ctx.numbers, ctx.bias = inputs[7:], None if inputs[6] is None else inputs[6].dtype
 
 
 def _backward(ctx, gradient):
@@ -502,6 +437,5 @@ torch.library.register_autograd("qconv::experts", _backward_experts, setup_conte
                                 lib=_library_of_ops)
 
 linear = torch.ops.qconv.linear.default
-linear_then = torch.ops.qconv.linear_then.default
 experts = torch.ops.qconv.experts.default
 dequantize = torch.ops.qconv.dequantize.default

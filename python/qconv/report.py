@@ -1,33 +1,39 @@
-"""`qconv report`: one HTML page about an output, a plan, a validation or settings for training, and the same as JSON.
+"""`qconv report`: one HTML page about an output, and the same as JSON.
 
     python -m qconv report out/ --against model/ --html report.html
     qconv.report("out/", against="model/", html="report.html").json["forms"]
 
-First the facts are put together (_report_facts.py); the page and the JSON are two ways to show them. Drawings and
-tables are those of _report_draw.py. Texts of files go through `esc`.
+First the facts are put together (_report_facts.py); the page and the JSON are two ways to show them. A page is one file
+without scripts or anything from outside, well-formed XML, for light and dark, wide and narrow screens and print: tables,
+in which a larger error has a stronger colour. Texts of files go through `esc`.
 """
 from __future__ import annotations
 
+import html as markup
 import json
 import math
 import os
+import re
 import stat
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ._command import Parser, warnings_said, whole
 from ._folders import write_text
-from ._program import StrPath
-from ._report_answers import plan_page, training_page, validation_of, validation_page
-from ._report_draw import (COLOURS, MARKS, Axis, Cell, Point, cards, count, document, esc, figure, folded, heat_map,
-                           histogram, keys, label, line, num, plot, rect, section, size, stacked, svg, table)
-from ._report_facts import Json, Output, Watcher, decibels, facts, is_4_bit, mean_of, product, read_answer
+from ._program import StrPath, size, version
+from .evaluate import evaluate
+from ._report_facts import Json, Output, Watcher, decibels, facts, mean_of
 from .errors import CheckError, InputError, UsageError
 from .results import Result
 
 # What a member that is missing or of another kind ends in.
 UNEXPECTED = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
+MARKS = ("&#9679;", "&#9632;", "&#9650;", "&#9670;", "&#9675;", "&#9633;")  # of forms
+HEAT = 9  # colours, beside none
+with open(os.path.join(os.path.dirname(__file__), "report.css"), encoding="utf-8") as _file:
+    STYLE = _file.read()
+Cell = Union[str, Tuple[str, str]]  # markup, or markup and the class of its cell
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,71 @@ class Report(Result):
     """What `report` returns: `json` are the facts, as `qconv report --json` prints them, and `html` is the page."""
     html: str = field(repr=False)
 
+    def _repr_html_(self) -> str:
+        return '<iframe srcdoc="%s" width="100%%" height="700"></iframe>' % markup.escape(self.html)
+
+
+# ---- text, numbers and tables -------------------------------------------------------------------------------------
+
+
+def esc(text: object) -> str:
+    """A text of somebody's file as markup: nothing in it ends a tag, an attribute or the document, hides, or turns the
+    direction of what follows."""
+    return markup.escape(re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+                               "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]", "?", str(text)))
+
+
+def count(n: float) -> str:
+    """"1,507,008", or "70.6 billion"."""
+    return "{:,}".format(n) if n < 1e7 else "%.3g million" % (n / 1e6) if n < 999.5e6 else "%.4g billion" % (n / 1e9)
+
+
+def num(v: Optional[float], form: str = "%.3g", unit: str = "") -> str:
+    """A number; nothing where it is not known."""
+    return "" if v is None or not math.isfinite(v) else form % v + unit
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table, which scrolls beside its first column where it is too wide. A title may begin with the class of its
+    column: ".name weight". Columns without anything are left out."""
+    parts = [c[1:].split(" ", 1) if c.startswith(".") else ["", c] for c in columns]
+    heads: List[Tuple[str, str]] = [(title, names) for names, title in parts]
+    cells = [[c if isinstance(c, tuple) else (c, "") for c in row] for row in rows]
+    shown = [i for i in range(len(heads)) if any(row[i][0] for row in cells)]
+
+    def tag(kind: str, cell: Tuple[str, str], names: str = "") -> str:
+        names = (names + " " + cell[1]).strip()
+        return "<%s%s>%s</%s>" % (kind, ' class="%s"' % names if names else "", cell[0], kind)
+    lines = ["<tr>%s</tr>" % "".join(tag("th", heads[i]) for i in shown)]
+    lines += ["<tr>%s</tr>" % "".join(tag("td", row[i], heads[i][1]) for i in shown) for row in cells]
+    return '<div class="scroll"><table>\n%s\n</table></div>\n' % "\n".join(lines) if cells else ""
+
+
+def section(name: str, title: str, *notes: str) -> str:
+    return '<h2 id="%s">%s</h2>\n' % (name, title) + "".join("<p>%s</p>\n" % note for note in notes)
+
+
+def cards(items: Iterable[Optional[Tuple[str, str]]]) -> str:
+    """Boxes with a large number and what it is."""
+    return '<div class="cards">%s</div>\n' % "\n".join("<div><b>%s</b>%s</div>" % i for i in items if i)
+
+
+def document(title: str, body: str) -> str:
+    return ('<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"/><meta name="viewport" '
+            'content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
+            "<title>%s</title><style>%s</style></head>\n<body>\n%s<p class=\"soft\">Made by qconv %s.</p>\n</body>\n"
+            "</html>\n" % (esc(title), STYLE, body, esc(version())))
+
 
 # ---- the page of an output ----------------------------------------------------------------------------------------
 
+
 def bits_line(n: int, elements: int) -> str:
     return num(n * 8.0 / elements, "%.3f") if elements else ""
+
+
+def mean_error(rows: Sequence[Json]) -> Optional[float]:
+    return mean_of([(r["rel_mse"], math.prod(r["shape"])) for r in rows if r["rel_mse"] is not None])
 
 
 def verdict_of(f: Json, out: Output) -> str:
@@ -58,7 +124,7 @@ def verdict_of(f: Json, out: Output) -> str:
             f'leaves: {c["quantized"]:d}{"; all hashes are right" * c["hashes_checked"]}.</p>\n'
     if out.trouble:
         return f'<p class="no"><b>The output is damaged:</b> {esc(out.trouble)}.</p>\n'
-    if f["made"] and out.codes is not None:
+    if f["made"]:
         return '<p class="yes">Every byte is what was written: all hashes are right.</p>\n'
     return ""
 
@@ -75,20 +141,19 @@ def head_of(f: Json, out: Output) -> str:
         text += f" Scales: <b>{esc(made['scale'])}</b>, {what}."
     text += f" Made by qconv {esc(made['qconv_version'])}, <code>--to {esc(made['to'])}</code>." if made else ""
     text += "</p>\n"
-    notes = [*out.seen["warnings"], *([out.note] if out.note else [])]
-    text += "".join(f'<p class="no"><b>Note:</b> {esc(n)}</p>\n' for n in notes)
+    text += "".join(f'<p class="no"><b>Note:</b> {esc(n)}</p>\n' for n in out.seen["warnings"])
     if not made:
         text += "<p><b>Note:</b> there is no manifest (qconv.json), so this page knows neither the source nor the " \
             "options. Errors come from <code>--against</code> only.</p>\n"
     links = {"size": "Size", "memory": "Memory", "error": "Error", "layers": "Layers", "worst": "Worst",
-             "outputs": "Outputs", "codes": "Codes", "left": "Not quantized", "perplexity": "Perplexity",
-             "speed": "Products", "made": "How made"}
-    absent = {"outputs": not (made and made.get("calibrate")), "speed": not f["validation"]}
+             "outputs": "Outputs", "left": "Not quantized", "perplexity": "Perplexity", "made": "How made"}
+    if not (made and made.get("calibrate")):
+        del links["outputs"]
     text += verdict_of(f, out) + "<nav>%s</nav>\n" % "".join(
-        f'<a href="#{name}">{title}</a>' for name, title in links.items() if not absent.get(name))
+        f'<a href="#{name}">{title}</a>' for name, title in links.items())
     before = s["source_file_bytes"] or s["unquantized_bytes"]
     saved = f", {100 * s['file_bytes'] / before:.1f}% of {size(before)}" if before else ""
-    mean = mean_of([(r["rel_mse"], product(r["shape"])) for r in weights if r["rel_mse"] is not None])
+    mean = mean_error(weights)
     perplexity = "perplexity" + (", source " + num(e["base_perplexity"], "%.4g") if e and e["against"] else "")
     return text + cards([
         (size(s["file_bytes"]), "on disk" + saved + " unquantized" * bool(before and not s["source_file_bytes"])),
@@ -103,39 +168,32 @@ def head_of(f: Json, out: Output) -> str:
 def size_of(f: Json, out: Output) -> str:
     """Sizes before and now, and how tensors are stored."""
     s, made, source = f["sizes"], out.seen["manifest"], f["sizes"]["source_file_bytes"]
-    most = max(s["unquantized_bytes"], s["tensor_bytes"], 1)
-    names = ["codes", "scales and tables", "not quantized"]
-    now = [s["quantized_bytes"] - s["scale_bytes"], s["scale_bytes"], s["tensor_bytes"] - s["quantized_bytes"]]
-    text = section("size", "Size")
-    text += stacked(f"Before, in the dtypes it had: <b>{size(s['unquantized_bytes'])}</b>",
-                    list(zip(names, [0, 0, s["unquantized_bytes"]])), most)
-    text += stacked(f"Now, in memory: <b>{size(s['tensor_bytes'])}</b>", list(zip(names, now)), most) + keys(names)
-    text += f"<p>The files of the source have {size(source)}; these" if source else \
-        "<p>The size of the source's files is not known. These"
+    text = f"Of the tensors {size(s['quantized_bytes'] - s['scale_bytes'])} are codes, {size(s['scale_bytes'])} scales and " \
+        f"tables, and {size(s['tensor_bytes'] - s['quantized_bytes'])} not quantized; in the dtypes they had, all were " \
+        f"{size(s['unquantized_bytes'])}. "
+    text += f"The files of the source have {size(source)}; these" if source else \
+        "The size of the source's files is not known. These"
     text += f" have {size(s['file_bytes'])} on disk"
     text += ", compressed with Zstandard." if made and made["compress"] == "zstd" else "."
     if source and source >= s["file_bytes"]:
         text += f" Saved: <b>{size(source - s['file_bytes'])} ({100 - 100 * s['file_bytes'] / source:.1f}%)</b>."
-    return text + "</p>\n" + table(["stored as", "tensors", "weights", "bytes", "bits per weight"], [
+    return section("size", "Size", text) + table(["stored as", "tensors", "weights", "bytes", "bits per weight"], [
         ["not quantized" if name == "plain" else esc(name), str(x["tensors"]), count(x["weights"]), size(x["bytes"]),
          bits_line(x["bytes"], x["weights"])] for name, x in out.seen["totals"]["by_scheme"].items()])
 
 
 def memory_of(f: Json, out: Output) -> str:
-    text, p, total = section("memory", "Memory per device"), out.manifest.get("placement"), f["sizes"]["tensor_bytes"]
+    p, total = out.manifest.get("placement"), f["sizes"]["tensor_bytes"]
     if not f["devices"] or not p:
-        return text + f"<p>All tensors together: <b>{size(total)}</b>. They were not placed on devices; <code>qconv " \
-            "--vram</code> does that, and <code>qconv plan</code> adds the KV cache and what else a device holds.</p>\n"
-    most = max([d["tensor_bytes"] for d in f["devices"]] + [1])
-    shares = ["%.1f%%" % (100 * d["tensor_bytes"] / (total or 1)) for d in f["devices"]]
-    text += f"<p>Placed for <code>--vram {esc(p['vram'])}</code>, of which {100 * p['margin']:.3g}% may be used, for " \
-        f"a context of {p['context']:d} tokens and a batch of {p['batch']:d}. What is shown are the weights; <code>" \
-        "qconv plan</code> adds the KV cache and what else a device holds.</p>\n"
-    text += "".join(stacked(f"<b>{esc(d['name'])}</b>: {size(d['tensor_bytes'])}, {share}",
-                            [("weights", d["tensor_bytes"])], most) for d, share in zip(f["devices"], shares))
-    return text + table(["device", "weights", "share", "files, decompressed"], [
-        [esc(d["name"]), size(d["tensor_bytes"]), share, size(d["shard_bytes"])]
-        for d, share in zip(f["devices"], shares)])
+        return section("memory", "Memory per device", f"All tensors together: <b>{size(total)}</b>. They were not placed on "
+                       "devices; <code>qconv --vram</code> does that, and <code>qconv plan</code> adds the KV cache and "
+                       "what else a device holds.")
+    return section("memory", "Memory per device", f"Placed for <code>--vram {esc(p['vram'])}</code>, of which "
+                   f"{100 * p['margin']:.3g}% may be used, for a context of {p['context']:d} tokens and a batch of "
+                   f"{p['batch']:d}. <code>qconv plan</code> adds the KV cache and what else a device holds.") + table(
+        ["device", "weights", "share", "files, decompressed"], [
+            [esc(d["name"]), size(d["tensor_bytes"]), "%.1f%%" % (100 * d["tensor_bytes"] / (total or 1)),
+             size(d["shard_bytes"])] for d in f["devices"]])
 
 
 def marks_of(f: Json) -> Dict[str, str]:
@@ -147,51 +205,22 @@ def marked(f: Json, form: str) -> str:
     return f"{marks_of(f)[form]} {esc(form)}" if len(f["forms"]) > 1 else ""
 
 
-def noise_histogram(f: Json, i: int) -> str:
-    """How many weights of a form have which SQNR."""
-    form = f["forms"][i]["form"]
-    known = [r["rel_mse"] for r in f["weights"] if r["form"] == form and r["rel_mse"] is not None]
-    values = [decibels(v) or 0.0 for v in known if v]
-    if not values:
-        return f"<p>{esc(form)}: no error at all.</p>\n" if known else ""
-    low, high = min(values), max(values)
-    width = next((w for w in (.01, .02, .05, .1, .2, .5, 1, 2, 5, 10) if (high - low) / w <= 10),
-                 math.ceil((high - low) / 10))
-    first = math.floor(low / width + 1e-9)
-    bins = [0] * max(4, math.floor(high / width + 1e-9) - first + 1)
-    for v in values:
-        bins[math.floor(v / width + 1e-9) - first] += 1
-    n, most, inside = len(bins), max(bins), []
-    for k, b in enumerate(bins):
-        tall = 76.0 * b / most
-        inside.append(rect("fill s%d" % (i % COLOURS), 100 * (k + .06) / n, 96 - tall, 88 / n, tall))
-        inside.append(label(100 * (k + .5) / n, 92 - tall, str(b), "middle", "ink") if b else "")
-        if n <= 6 or k % 2 == 0:
-            inside.append(label(100 * k / n, 112, "%.4g" % ((first + k) * width), "start" if k == 0 else "middle"))
-    inside.append(line("axis", 0, 100, 96, 96) + label(100, 128, "dB, higher is better", "end"))
-    more = len(known) - len(values)
-    more_of = f"; {more} more without any error" if more else ""
-    return figure(f"<b>{esc(form)}</b>: how many weights have which SQNR{more_of}",
-                  svg(130, "histogram of SQNR; counts stand on the bars", "\n".join(inside)))
-
-
 def error_of(f: Json) -> str:
-    marks, forms, weights = marks_of(f), f["forms"], f["weights"]
-    known = sum(r["rel_mse"] is not None for r in weights)
+    marks, weights = marks_of(f), f["weights"]
+    unknown = sum(r["rel_mse"] is None for r in weights)
     origin = {"source": f"These were measured now, against <b>{esc(f['against'])}</b>.",
               "manifest": "These are from the manifest, as convert measured them.",
               "none": "There are none: OUT has no manifest. <code>--against MODEL</code> measures them."}
-    text = section("error", "Error of the weights") + \
-        "<p>Relative MSE of a weight matrix: the sum of squared differences to the source, over the sum of squares " \
-        "of the source. 0.01 is an error of 10% in size, 20 dB of signal to quantization noise (SQNR). Means count " \
-        f"each matrix by its size. {origin[f['errors_from']]}</p>\n"
-    if f["errors_from"] != "none" and known < len(weights):
-        text += f"<p><b>Note:</b> the error of {len(weights) - known} of {len(weights)} weights is not known: " \
+    text = section("error", "Error of the weights",
+                   "Relative MSE of a weight matrix: the sum of squared differences to the source, over the sum of squares "
+                   "of the source. 0.01 is an error of 10% in size, 20 dB of signal to quantization noise (SQNR). Means "
+                   f"count each matrix by its size. {origin[f['errors_from']]}")
+    if f["errors_from"] != "none" and unknown:
+        text += f"<p><b>Note:</b> the error of {unknown} of {len(weights)} weights is not known: " \
             f"{esc(f['errors_missing'])}.</p>\n"
     text += table(["form", "mean", "SQNR of mean, dB", "median", "least", "largest", "weights", "bits per weight"], [
         [f"{marks[x['form']]} {esc(x['form'])}", num(x["mean"]), num(decibels(x["mean"]), "%.2f"), num(x["median"]),
-         num(x["least"]), num(x["most"]), str(x["weights"]), bits_line(x["bytes"], x["elements"])] for x in forms])
-    text += '<div class="grid">\n%s</div>\n' % "".join(noise_histogram(f, i) for i in range(min(12, len(forms))))
+         num(x["least"]), num(x["most"]), str(x["weights"]), bits_line(x["bytes"], x["elements"])] for x in f["forms"]])
     text += "<h3>By kind of layer</h3>\n" + table(
         ["kind", "mean", "SQNR, dB", "largest", ".name in", ".text form", "weights", "bits per weight"], [
             [esc(k["kind"]), num(k["mean"]), num(decibels(k["mean"]), "%.2f"), num(k["most"]),
@@ -203,76 +232,52 @@ def error_of(f: Json) -> str:
 
 
 def layers_of(f: Json) -> str:
-    """Errors over the layers: a map of all, a drawing for each kind, and the numbers."""
-    text, forms = section("layers", "Error over the layers"), [x["form"] for x in f["forms"]]
-    rows = [r for r in f["weights"] if r["rel_mse"] is not None and r["layer"] is not None]
-    if not rows:
-        return text + "<p>No weight has both an error and a layer number in its name.</p>\n"
-    layers, drawn_kinds = sorted({r["layer"] for r in rows}), {r["kind"] for r in rows}
-    series = [k for k in dict.fromkeys(k["kind"] for k in f["kinds"]) if k in drawn_kinds] \
-        if len(drawn_kinds) * len(layers) <= 1 << 18 else []
-    if not series or len(series) > 64 and len(series) > len(rows) / 2:
-        return text + "<p>There are too many kinds and layers to draw.</p>\n"
+    """Errors of kinds over the layers, in colours on a logarithmic scale."""
+    title, marks = "Error over the layers", marks_of(f)
     cells: Dict[Tuple[str, int], List[Json]] = {}
-    for r in rows:
-        cells.setdefault((r["kind"], r["layer"]), []).append(r)
-    means = {key: mean_of([(r["rel_mse"], product(r["shape"])) for r in of]) or 0.0 for key, of in cells.items()}
-    axis, across, titled = Axis(r["rel_mse"] for r in rows), [str(n) for n in layers], len(cells) <= 1500
-    shown, marks = series[:24], marks_of(f)
-    text += "<p>Relative error (MSE) of each layer; a stronger colour is a larger error, on a " \
-        f"{'logarithmic' if axis.log else 'linear'} scale. The largest has a frame.</p>\n"
-    text += heat_map("relative error by kind and layer; the numbers are in the table below", axis, across,
-                     [(esc(k), [means.get((k, n)) for n in layers]) for k in shown], titled)
-    text += "<p>The same with one drawing for each kind, all with one axis. A line through a mark goes from the " \
-        "least to the largest where a layer has several such weights.</p>\n"
-    text += keys([esc(form) for form in forms]) if len(forms) > 1 else ""
-    drawn = ""
-    for k in shown:
-        lines: Dict[int, List[Optional[Point]]] = {}
-        for i, n in enumerate(layers):
-            of = cells.get((k, n))
-            if of:
-                errors = [r["rel_mse"] for r in of]
-                points = lines.setdefault(forms.index(of[0]["form"]), [None] * len(layers))
-                points[i] = (means[k, n], min(errors), max(errors), False)
-        what = f"relative error of {esc(k)} over the layers; the numbers are in the table below"
-        drawn += figure(esc(k), plot(what, axis, across, sorted(lines.items()), titled=titled, joined=len(lines) == 1))
-    text += '<div class="grid">\n%s</div>\n' % drawn
+    for r in f["weights"]:
+        if r["rel_mse"] is not None and r["layer"] is not None:
+            cells.setdefault((r["kind"], r["layer"]), []).append(r)
+    if not cells:
+        return section("layers", title, "No weight has both an error and a layer number in its name.")
+    layers, kinds = sorted({layer for _, layer in cells}), {kind for kind, _ in cells}
+    series = [k for k in dict.fromkeys(k["kind"] for k in f["kinds"]) if k in kinds]
     if len(series) * len(layers) > 6000:
-        return text + f"<p>The {len(cells)} numbers are in <code>--json</code>.</p>\n"
+        return section("layers", title, "There are too many kinds and layers to show; <code>--json</code> has them.")
+    means = {key: mean_error(of) or 0.0 for key, of in cells.items()}
+    above = [math.log(v) for v in means.values() if v > 0]
+    low, high = min(above, default=0.0), max(above, default=0.0)
 
     def cell(k: str, n: int) -> Cell:
         of = cells.get((k, n))
         if not of:
             return ""
-        mark = "" if len(forms) == 1 else " *" if len({r["form"] for r in of}) > 1 else " " + marks[of[0]["form"]]
-        return "%.3g%s" % (means[k, n], mark), "h%d" % round(9 * axis.share(means[k, n]))
-    numbers = table(["layer", *map(esc, series)], [[str(n), *(cell(k, n) for k in series)] for n in layers])
-    return text + folded("The numbers, layer by layer", numbers + '<p class="soft">A stronger colour is a larger '
-                         "error. Where a layer has several weights of a kind, as with experts, it is their mean; * "
-                         "where their forms differ.</p>\n")
+        mean, alike = means[k, n], len({r["form"] for r in of}) == 1
+        mark = "" if len(marks) == 1 else " " + marks[of[0]["form"]] if alike else " *"
+        heat = (math.log(mean) - low) / (high - low) if mean > 0 and high > low else 0.0
+        return "%.3g%s" % (mean, mark), "h%d" % round(HEAT * heat)
+    return section("layers", title, "Relative error (MSE) of each kind; a stronger colour is a larger error, on a logarithmic "
+                   "scale. Where a layer has several weights of a kind, as with experts, it is their mean; * where their "
+                   "forms differ.") + table(["layer", *map(esc, series)], (
+                       [str(n), *(cell(k, n) for k in series)] for n in layers))
 
 
 def worst_of(f: Json) -> str:
     known = sorted((r for r in f["weights"] if r["rel_mse"] is not None), key=lambda r: -float(r["rel_mse"]))
-    text, compared = section("worst", "Worst weights"), f["compared"]
     if not known:
-        return text + "<p>Not known: no weight has an error.</p>\n"
+        return section("worst", "Worst weights", "Not known: no weight has an error.")
 
     def row(r: Json) -> List[Cell]:
         far = (r["over_median"] or 0) >= 2
-        times: Cell = ("%.2f%s" % (r["over_median"], " (!)" if far else ""), "no" if far else "") \
-            if r["over_median"] else ""
-        expected = "%.3f" % (r["rel_mse"] / r["expected_mse"] if r["expected_mse"] else 1.0) if compared else ""
-        return [esc(r["name"]), num(r["rel_mse"]), num(r["sqnr"], "%.2f"), times, expected,
-                str(r["clipped"]) if compared else "", num(r["max_err"]), str(r["max_at"]), marked(f, r["form"]),
+        expected = "%.3f" % (r["rel_mse"] / r["expected_mse"] if r["expected_mse"] else 1.0) if f["compared"] else ""
+        return [esc(r["name"]), num(r["rel_mse"]), num(r["sqnr"], "%.2f"),
+                (num(r["over_median"] or None, "%.2f") + " (!)" * far, "no" * far), expected,
+                str(r["clipped"]) if f["compared"] else "", num(r["max_err"]), str(r["max_at"]), marked(f, r["form"]),
                 str(r["shape"])]
-    shown = known[:20]
-    return text + f"<p>The {len(shown)} of {len(known)} with the largest relative error, and the largest difference " \
-        "of a single value, in the unit of the weights, with its place.</p>\n" + table(
-            [".name weight", "relative MSE", "SQNR, dB", "times the form's median", "times what absmax scales leave",
-             "clipped values", "largest difference", "at [row, column]", ".text form", "shape"],
-            [row(r) for r in shown])
+    return section("worst", "Worst weights", f"The {len(known[:20])} of {len(known)} with the largest relative error, and the "
+                   "largest difference of a single value, in the unit of the weights, with its place.") + table(
+        [".name weight", "relative MSE", "SQNR, dB", "times the form's median", "times what absmax scales leave",
+         "clipped values", "largest difference", "at [row, column]", ".text form", "shape"], map(row, known[:20]))
 
 
 def outputs_of(f: Json) -> str:
@@ -282,81 +287,25 @@ def outputs_of(f: Json) -> str:
     if not c:
         return ""
 
-    def gain(of: Sequence[Json]) -> Tuple[float, float, float]:
+    def gain(of: Sequence[Json]) -> List[str]:
         """Errors rounded and calibrated, and their quotient."""
-        before, after = (mean_of([(r["outputs"][k], product(r["shape"])) for r in of]) or 0.0
+        before, after = (mean_of([(r["outputs"][k], math.prod(r["shape"])) for r in of]) or 0.0
                          for k in ("rounded", "calibrated"))
-        return before, after, after / before if before > 0 else 1.0
-
-    def cells(of: Sequence[Json]) -> List[str]:
-        return ["%.3g" % gain(of)[0], "%.3g" % gain(of)[1], "%.2f" % gain(of)[2]]
+        return ["%.3g" % before, "%.3g" % after, "%.2f" % (after / before if before > 0 else 1.0)]
     windows = "" if c.get("hessians") else f", {c['tokens']:d} tokens in windows of {c['context']:d}"
-    text = section("outputs", "Gain of calibrating") + \
-        f"<p>Calibrated with <b>{esc(c.get('hessians') or c['text'])}</b>{windows}: {len(rows)} of " \
-        f"{len(f['weights'])} quantized weights. The error is that in a layer's outputs on these inputs, squared, " \
-        "over the outputs' squares: <i>rounded</i> is what searched scales and codes rounded to nearest leave, " \
-        "<i>calibrated</i> what is in the files, <i>left over</i> their quotient. Means count each matrix by its " \
-        "size.</p>\n"
+    text = section("outputs", "Gain of calibrating",
+                   f"Calibrated with <b>{esc(c.get('hessians') or c['text'])}</b>{windows}: {len(rows)} of "
+                   f"{len(f['weights'])} quantized weights. The error is that in a layer's outputs on these inputs, squared, "
+                   "over the outputs' squares: <i>rounded</i> is what searched scales and codes rounded to nearest leave, "
+                   "<i>calibrated</i> what is in the files, <i>left over</i> their quotient. Means count each matrix by its "
+                   "size.")
     if not rows:
         return text
-    kinds = {k["kind"]: [r for r in rows if r["kind"] == k["kind"]] for k in f["kinds"]}
-    kinds = {k: of for k, of in kinds.items() if of}
-    text += "<p>All together: %s rounded, %s calibrated, %s left over.</p>\n" % tuple(cells(rows))
-    inside = []
-    for i, (k, of) in enumerate(list(kinds.items())[:40]):
-        share = 100 * gain(of)[2]
-        inside += [label(0, 34 * i + 13, "%s: %.0f%%" % (esc(k), share), names="ink"),
-                   rect("fill s0", 0, 34 * i + 17, min(100, share), 12), rect("frame", 0, 34 * i + 17, 100, 12)]
-    text += figure("What is left of the error in outputs, by kind; the frame is all of it", svg(
-        34.0 * min(40, len(kinds)), "share of the error in outputs that is left; the numbers are in the table",
-        "\n".join(inside)))
-    heads = ["rounded", "calibrated", "left over"]
-    text += table([".name kind", *heads, "weights"], [[esc(k), *cells(of), str(len(of))] for k, of in kinds.items()])
-    if len(rows) > 2000:
-        return text + f"<p>The {len(rows)} weights are in <code>--json</code>.</p>\n"
-    return text + folded("The numbers, weight by weight",
-                         table([".name weight", *heads], [[esc(r["name"]), *cells([r])] for r in rows]))
-
-
-def bins_of(values: Sequence[float]) -> List[float]:
-    """16 codes as they are; 256 in 17 bins of 15, the first with -128."""
-    if len(values) == 16:
-        return list(values)
-    return [sum(values[0 if i == 0 else 1 + 15 * i:16 + 15 * i]) for i in range(17)]
-
-
-def codes_of(f: Json, out: Output) -> str:
-    """How often codes occur, beside what normal weights would give."""
-    text, drawn, tables = section("codes", "Codes"), "", ""
-    if out.codes is None:
-        return text + "<p>Not counted.</p>\n"
-    text += "<p>How often each code occurs among the quantized weights (bars), and how often it would if weights " \
-        "were normal and scales the largest value of their block or row (dashed line); searched scales differ from " \
-        "those. The entropy says how many of a code's bits carry anything.</p>\n"
-    what = "share of each code; the numbers are in the table below"
-    for i, x in enumerate(f["forms"]):
-        four, first = is_4_bit(x["scheme"]), 0 if x["scheme"] in ("nf4", "fp4") else -8
-        names = [str(first + k) for k in range(16)] if four else [str(15 * k - 120) for k in range(17)]
-        heads = names if four else ["%d to %d" % (15 * k - 127 if k else -128, 15 * k - 113) for k in range(17)]
-        words, under = ("code %s: %.2f%%", "code") if four else ("around %s: %.2f%%", "middle of 15 codes")
-        expected = bins_of(x["expected"]) if x["expected"] else None
-        caption = f"<b>{esc(x['form'])}</b>: entropy {x['entropy']:.3f} of {4 if four else 8} bits"
-        if expected:
-            caption += f"; {100 * x['distance']:.2f}% of the codes differ from those of normal weights"
-        shares = bins_of([c / (sum(x["codes"]) or 1) for c in x["codes"]])
-        drawn += figure(caption, histogram(what, shares, names, i, expected, 170, words) +
-                        '<p class="soft">%s</p>' % under)
-        kinds = [(esc(k["kind"]), bins_of([c / (sum(k["codes"]) or 1) for c in k["codes"]]))
-                 for k in [k for k in f["kinds"] if k["form"] == x["form"]][:100]]
-        small = "".join(figure(k, histogram(what, of, names, i, expected, 110, words)) for k, of in kinds[:24])
-        lines = [("<b>all weights</b>", shares), *([("normal weights", expected)] if expected else []), *kinds]
-        most = max(max(shares), 1e-9)
-        numbers = table(["code", *heads], [
-            [name, *(("%.2f" % (100 * v), "h%d" % min(9, round(9 * v / most))) for v in values)]
-            for name, values in lines])
-        tables += folded("%s kind of layer, in drawings and percent" % (
-            esc(x["form"]) + ": by" if len(f["forms"]) > 1 else "By"), f'<div class="grid">{small}</div>\n{numbers}')
-    return text + '<div class="grid large">\n%s</div>\n' % drawn + tables
+    kinds: Dict[str, List[Json]] = {"all together": rows}
+    for r in rows:
+        kinds.setdefault(r["kind"], []).append(r)
+    return text + table([".name kind", "rounded", "calibrated", "left over", "weights"], [
+        [esc(k), *gain(of), str(len(of))] for k, of in list(kinds.items())[:200]])
 
 
 def left_of(f: Json) -> str:
@@ -385,27 +334,6 @@ BESIDE_SOURCE = (
      "of the right token, root mean square, in percentage points"))
 
 
-def spread_of(e: Json) -> str:
-    """The KL divergence of tokens on one axis."""
-    spots = {"median": e.get("kl_median"), "mean": e.get("kl_mean"), "99%": e.get("kl_99"), "largest": e.get("kl_max")}
-    known = [(name, v) for name, v in spots.items() if v and v > 0]
-    if not known:
-        return ""
-    axis = Axis([v for _, v in known] + [min(v for _, v in known) / 4])
-    inside = [line("axis", 0, 100, 40, 40)]
-    for v in axis.ticks():
-        x = 100 * axis.share(v)
-        inside.append(label(x, 57, "%.3g" % v, "middle") + line("axis", x, x, 40, 44))
-    for i, (name, v) in enumerate(known):
-        x, (above, joint) = 100 * axis.share(v), (28, 30) if i % 2 else (12, 16)
-        title = f"<title>{name}: {v:.3g} nats</title>"
-        inside.append(f'<circle class="fill s0" cx="{x:.2f}%" cy="40" r="5">{title}</circle>' +
-                      label(x, above, name, "end" if x > 90 else "middle", "ink") + line("rule", x, x, joint, 35))
-    logarithmic = ", on a logarithmic axis" if axis.log else ""
-    return figure(f"KL divergence of the tokens, in nats{logarithmic}", svg(
-        62, "KL divergence: median, mean, 99% and largest; the numbers are in the table", "\n".join(inside)))
-
-
 def eval_of(f: Json, eval_file: Optional[StrPath]) -> str:
     """Perplexity, and how far the answers are from those of the source."""
     e, text = f["eval"], section("perplexity", "Perplexity and KL divergence")
@@ -420,7 +348,7 @@ def eval_of(f: Json, eval_file: Optional[StrPath]) -> str:
         against = " against " + esc(e["against"]) if e["against"] else ""
         text += f" This was measured before: it is from the file {esc(os.fspath(eval_file))} about " \
             f"{esc(e.get('path'))}{against}, and whether that was this very output is not checked."
-    text += " The number after &#177; is one standard error.</p>\n" + (spread_of(e) if e["against"] else "")
+    text += " The number after &#177; is one standard error.</p>\n"
     rows = []
     for name, key, error, by, unit, meaning in (PERPLEXITY, *(BESIDE_SOURCE if e["against"] else ())):
         spread = " &#177; %.2g" % (by * e[error]) if error and e.get(error) else ""
@@ -443,8 +371,8 @@ def made_of(f: Json) -> str:
         text += "<p>Not known: there is no manifest.</p>\n"
     return text + "<h3>Commands</h3>\n<pre>" + "qconv verify OUT\n" * bool(made) + \
         "qconv verify OUT --against MODEL\nqconv eval OUT --against MODEL --text FILE --json &gt; eval.json\n" \
-        "qconv validate OUT --against MODEL --json &gt; validate.json\n" \
-        "qconv report OUT --against MODEL --eval eval.json --validate validate.json --html report.html</pre>\n"
+        "qconv validate OUT --against MODEL\n" \
+        "qconv report OUT --against MODEL --eval eval.json --html report.html</pre>\n"
 
 
 # ---- the command --------------------------------------------------------------------------------------------------
@@ -471,80 +399,50 @@ def check_target(target: str, read: Sequence[Optional[StrPath]]) -> None:
 
 def report(path: StrPath, against: Optional[StrPath] = None, *, html: Optional[StrPath] = None,
            lora: Sequence[str] = (), text: Optional[StrPath] = None, eval: Optional[StrPath] = None,
-           validate: Optional[StrPath] = None, progress: Watcher = None, **options: Any) -> Report:
-    """Tells what became of the output `path`: sizes, errors, codes, and with `against`, `text`, `eval` and `validate`
-    what those find. Or draws the file `path` that `plan`, `validate` or `plan_training` wrote as JSON.
+           progress: Watcher = None, **options: Any) -> Report:
+    """Tells what became of the output `path`: sizes, errors, and with `against`, `text` and `eval` what those find.
 
-    `json` of what comes back are the facts, `html` is the page, which also goes to the file `html`. `eval` and
-    `validate` name files of earlier runs. Raises CheckError, with the report as its `result`, where the output is
-    damaged or was not made from `against`; the page is written all the same."""
+    path     an output of qconv, or a checkpoint that bitsandbytes or compressed-tensors quantized
+    against  the checkpoint that `path` was made from: errors are measured against it
+    html     a file for the page
+    lora     with `against`: adapters that `path` was made with
+    text     a text over which perplexity and, with `against`, KL divergence are measured
+    eval     a file that an earlier `qconv eval --json` wrote
+
+    `json` of what comes back are the facts, and `html` is the page. `options` are those of `evaluate`. Raises CheckError, with the report as its `result`, where the output is damaged or was not made from
+    `against`; the page is written all the same."""
     if html is not None:
-        check_target(os.fspath(html), [path, against, text, eval, validate, options.get("tokenizer"), *lora])
-    trouble = ""
+        check_target(os.fspath(html), [path, against, text, eval, options.get("tokenizer"), *lora])
+    if text and eval:
+        raise UsageError("text and eval do not go together: a file of eval has its own text")
+    found, out = facts(path, against, lora=lora, text=text, eval_file=eval, progress=progress, **options)
     try:
-        with open(path, "rb") as f:
-            is_answer = f.read(1) == b"{"
-    except OSError:  # a folder, among others
-        is_answer = False
-    if is_answer:
-        if against or text or eval or validate:
-            raise UsageError("%s is an answer of qconv, and its page takes nothing else" % os.fspath(path))
-        found = read_answer(path, ["plan", "validate", "plan-training"])
-        draws = validation_page if found["command"] == "validate" else training_page if "settings" in found else plan_page
-        try:
-            page = draws(found)
-        except UNEXPECTED as error:
-            raise InputError("%s: a member of the answer is missing or is not what 'qconv %s --json' writes: %s %s" % (
-                os.fspath(path), found["command"], type(error).__name__, error)) from None
-    else:
-        if text and eval:
-            raise UsageError("text and eval do not go together: a file of eval has its own text")
-        found, out = facts(path, against, lora=lora, text=text, eval_file=eval, validate_file=validate,
-                           progress=progress, **options)
-        try:
-            speed = section("speed", "Products and their speed") + validation_of(found["validation"]) \
-                if found["validation"] else ""
-            page, trouble = document("qconv report: " + out.path, "".join((
-                head_of(found, out), size_of(found, out), memory_of(found, out), error_of(found), layers_of(found),
-                worst_of(found), outputs_of(found), codes_of(found, out), left_of(found), eval_of(found, eval), speed,
-                made_of(found)))), out.trouble
-        except UNEXPECTED as error:
-            given = [os.fspath(x) for x in (eval, validate) if x]
-            if not given:
-                raise
-            raise InputError("%s: not what qconv writes with --json: %s" % (" or ".join(given), error)) from None
+        page = document("qconv report: " + out.path, "".join((
+            head_of(found, out), size_of(found, out), memory_of(found, out), error_of(found), layers_of(found),
+            worst_of(found), outputs_of(found), left_of(found), eval_of(found, eval), made_of(found))))
+    except UNEXPECTED as error:
+        if not eval:
+            raise
+        raise InputError("%s: not what qconv writes with --json: %s" % (os.fspath(eval), error)) from None
     if html is not None:
         write_text(os.fspath(html), page)
     result = Report(json=found, html=page)
-    if trouble:
-        raise CheckError(trouble, result)
+    if out.trouble:
+        raise CheckError(out.trouble, result)
     return result
 
 
 def main(argv: Sequence[str]) -> None:
-    p = Parser("report", "Write one HTML page about the output OUT, or about what plan, validate or plan-training "
-               "wrote with --json to FILE.")
+    p = Parser("report", "Write one HTML page about the output OUT.")
+    p.takes(report)
+    of_evaluate = "tokenizer", "inputs", "context", "max_tokens", "device"
+    p.takes(evaluate, *of_evaluate)
     add = p.add_argument
-    add("path", metavar="OUT|FILE.json")
-    add("--against", metavar="MODEL", help="the checkpoint that OUT was made from: measures errors against it")
-    add("--lora", metavar="ADAPTER[:SCALE]", action="append", default=[],
-        help="with --against: an adapter that OUT was made with; may be repeated")
-    add("--text", metavar="FILE", help="measure perplexity and, with --against, KL divergence over this text")
-    for name, meta, what in (("tokenizer", "PATH", "a tokenizer.json, or a directory that has one"),
-                             ("inputs", "FILE", "states of images that the text's sequences see"),
-                             ("context", "TOKENS", "length of the windows that the text is cut into"),
-                             ("max-tokens", "N", "read at most this many tokens"),
-                             ("device", "DEVICE", "where to compute: auto, cpu, cuda or cuda:0,2")):
-        add("--" + name, metavar=meta, help="with --text: " + what)
-    add("--eval", metavar="FILE", help="include the result of an earlier 'qconv eval --json'")
-    add("--validate", metavar="FILE", help="include the result of an earlier 'qconv validate --json'")
     add("--threads", metavar="N", help="use this many threads")
-    add("--html", metavar="FILE", help="write the page to a file; default: standard output")
     add("--json", action="store_true", help="write the same facts as one JSON object to standard output")
     add("-q", "--quiet", action="store_true", help="show neither progress nor notes")
     o = p.parse_args(list(argv))
-    of_text = {k: v for k in ("tokenizer", "inputs", "context", "max_tokens", "device")
-               for v in [getattr(o, k)] if v is not None}
+    of_text = {k: getattr(o, k) for k in of_evaluate if getattr(o, k) != p.get_default(k)}
     if of_text and not o.text:
         p.error("--%s needs --text" % list(of_text)[0].replace("_", "-"))
     if o.text and o.eval:
@@ -558,7 +456,7 @@ def main(argv: Sequence[str]) -> None:
     bars = True if sys.stderr.isatty() and not o.quiet else None
     with warnings_said():
         result, failed = whole(Report, lambda: report(
-            o.path, o.against, html=o.html, lora=o.lora, text=o.text, eval=o.eval, validate=o.validate, threads=o.threads,
+            o.path, o.against, html=o.html, lora=o.lora, text=o.text, eval=o.eval, threads=o.threads,
             progress=bars, **of_text))
     if o.html and not o.quiet:
         print("qconv: the page is in %s" % o.html, file=sys.stderr)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union, get_args, get_origin,
+                    get_type_hints)
 
 R = TypeVar("R", bound="Result")
 Json = Dict[str, Any]
+ROWS = 20  # of a list that print() shows
 
 
 def _value(hint: Any, value: Any) -> Any:
@@ -29,9 +32,48 @@ def _value(hint: Any, value: Any) -> Any:
     return float(value) if hint is float else value
 
 
+def _short(value: Any) -> str:
+    """A value in one cell: of lists and objects how many there are."""
+    if isinstance(value, (list, dict)) and any(isinstance(v, (list, dict)) for v in (
+            value.values() if isinstance(value, dict) else value)):
+        return "%d in json" % len(value)
+    if isinstance(value, dict):
+        return ", ".join("%s %s" % (k, _short(v)) for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_short, value))
+    return "-" if value is None else "%.5g" % value if isinstance(value, float) else \
+        "{:,}".format(value) if type(value) is int else str(value)
+
+
+def _table(rows: Sequence[Json]) -> List[str]:
+    """Objects below each other, without the members that none of them has."""
+    cells = [[head, *(_short(row.get(head)) for row in rows)] for head in dict.fromkeys(head for row in rows for head in row)]
+    columns = []
+    for column in cells:
+        wide, numbers = max(map(len, column)), all(re.match(r"-$|[-+\d.,e]+$", cell) for cell in column[1:])
+        if set(column[1:]) != {"-"}:
+            columns.append([cell.rjust(wide) if numbers else cell.ljust(wide) for cell in column])
+    return ["  ".join(line).rstrip() for line in zip(*columns)]
+
+
+def _lines(members: Json) -> List[str]:
+    """An object as text: its members, and below them tables of those that are lists or objects of objects."""
+    tables, plain, wide = [], [], max(map(len, members), default=0)
+    for name, value in members.items():
+        named = isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values())
+        rows = [{"": k, **v} for k, v in value.items()] if named else value
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            tables += ["", "%s (%d)" % (name, len(rows)), *("  " + line for line in _table(rows[:ROWS]))]
+            tables += ["  and %d more in json" % (len(rows) - ROWS)] if len(rows) > ROWS else []
+        elif value not in ([], {}):
+            plain.append("%-*s  %s" % (wide, name, _short(value)))
+    return plain + tables
+
+
 @dataclass(frozen=True)
 class Result:
-    """An object of --json; `json` is all of it."""
+    """An object of --json; `json` is all of it. print() and notebooks show the table that the program prints, or one of
+    the members."""
     json: Any = field(repr=False)
 
     @classmethod
@@ -49,14 +91,14 @@ class Result:
             members[name] = _value(hint, value.get(key))
         return cls(json=value, **members)
 
-
-@dataclass(frozen=True)
-class Shown(Result):
-    """An answer that print() and notebooks show as the program's own table; the program is asked for it then."""
+    def shown_by(self: R, text: Callable[[], str]) -> R:
+        """Has print() and notebooks show that text."""
+        object.__setattr__(self, "_text", text)
+        return self
 
     def __str__(self) -> str:
-        from ._program import shown
-        return shown(*self.__dict__["asked"]) if "asked" in self.__dict__ else repr(self)
+        text: Optional[Callable[[], str]] = self.__dict__.get("_text")
+        return text() if text else "\n".join(_lines(self.json))
 
     def _repr_html_(self) -> str:
         return "<pre>%s</pre>" % html.escape(str(self))
@@ -115,7 +157,7 @@ class PlanDevice(Result):
 
 
 @dataclass(frozen=True)
-class Plan(Shown):
+class Plan(Result):
     """What `plan` found. A plan that does not fit is an answer as well: look at `fits`."""
     model: str
     model_type: Optional[str]
@@ -153,6 +195,8 @@ class Plan(Shown):
     choices: Tuple[Json, ...]
     budget_notes: Tuple[str, ...]
     suggestions: Tuple[str, ...]
+    download: Optional[str]
+    convert: Optional[str]
 
 
 @dataclass(frozen=True)
@@ -168,7 +212,6 @@ class TrainingPlan(Result):
     longest_context: Optional[int]
     settings: Tuple[Json, ...]
     applied: Optional[str]
-    profile: Optional[Json]
 
 
 @dataclass(frozen=True)
@@ -258,7 +301,7 @@ class TensorInfo(Result):
 
 
 @dataclass(frozen=True)
-class Inspection(Shown):
+class Inspection(Result):
     """What `inspect` lists. `manifest` is that of an output of qconv, else None."""
     path: str
     is_directory: bool
@@ -383,7 +426,7 @@ class Validation(Result):
 
 
 @dataclass(frozen=True)
-class Hardware(Shown):
+class Hardware(Result):
     """What `hardware` found here, and what qconv would choose."""
     assumed: bool
     driver: Optional[str]

@@ -7,15 +7,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._command import Parser, warnings_said
 from ._folders import write_text
-from ._program import StrPath, answer
-from ._report_draw import size
-from ._training_step import measure
+from ._program import StrPath, answer, size
 from .errors import CheckError, InputError, UsageError
 from .results import Hardware, Json, Plan, TrainingPlan
 
@@ -44,6 +42,7 @@ LOSS_BYTES = 12              # a logit: log-softmax, its gradient and the logit'
 LAYER_ADAPTERS = 7           # q, k, v, o, gate, up, down
 STATE_BLOCK = 256            # 8-bit states: bytes that share a float32 absmax
 CONTEXT_BYTES = 500000000    # the program's --cuda-context, for a GPU that holds nothing
+WHOLE = " each; each holds the whole model, or with ZeRO-3 (FSDP's FULL_SHARD) a share of it"
 SHORTEST = 128               # tokens; shorter sequences are not proposed
 
 
@@ -302,24 +301,30 @@ def _place(plan: Plan, context_given: bool) -> Tuple[Place, List[str]]:
 def plan_training(model: StrPath, *, method: Optional[str] = None, optimizer: Optional[str] = None,
                   precision: Optional[str] = None, zero: Union[None, int, str] = None,
                   checkpointing: Union[None, bool, str] = None, lora_rank: Union[int, str] = 16,
-                  effective_batch: Union[int, str] = 32, apply: Optional[StrPath] = None, profile: bool = False,
+                  effective_batch: Union[int, str] = 32, apply: Optional[StrPath] = None,
                   **options: Unpack[PlanOptions]) -> TrainingPlan:
     """Finds settings for fine-tuning that fit the GPUs of `vram`, in bytes per GPU (docs/training.md).
 
-    `method` is "full", "lora" or "qlora", `optimizer` "adamw", "adam", "adam8bit" or "sgd", `precision` "bf16", "fp16"
-    or "fp32", `zero` a ZeRO stage from 0 to 3, `checkpointing` on or off; what is left out is tried. The other options
-    are those of `plan` that say what the model becomes and where it is to run. `apply` is a folder that gets the first
-    setting that fits as files for accelerate and DeepSpeed, and `profile` runs a step of it in torch.
+    model            what `plan` takes
+    method           "full", "lora" or "qlora": how the model is trained; None: all are tried
+    optimizer        "adamw", "adam", "adam8bit" or "sgd": whose states are counted; None: adamw, or adam8bit where it helps
+    precision        "bf16", "fp16" or "fp32", of the computation; 16 bits come with float32 master weights; None: bf16, or
+                     fp16 on Volta and Turing
+    zero             the ZeRO stage over the GPUs, 0 to 3; None: all are tried
+    checkpointing    "on": only the inputs of layers are kept, and the rest is computed again, or "off"; None: both are tried
+    lora_rank        the rank of the adapters of every linear layer
+    effective_batch  how many sequences one optimizer step has over all GPUs, with accumulation
+    apply            a folder that gets the first setting that fits as accelerate.json and ds_config.json
 
-    Raises as `plan` does; CheckError if `apply` or `profile` want a setting and none fits, DeviceError if `profile`
-    finds no GPU."""
+    `options` are those of `plan` that say what the model becomes and where it is to run.
+
+    Raises as `plan` does, and CheckError if `apply` wants a setting and none fits."""
     wish = _wish(method=method, optimizer=optimizer, precision=precision, zero=zero, checkpointing=checkpointing,
                  lora_rank=lora_rank, effective_batch=effective_batch)
-    return _answer(model, wish, apply, profile, options)[0]
+    return _answer(model, wish, apply, options)
 
 
-def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
-            options: Mapping[str, Any]) -> Tuple[TrainingPlan, Found]:
+def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], options: Mapping[str, Any]) -> TrainingPlan:
     refused = [key for key in options if key.rstrip("_").replace("_", "-") not in TAKEN + SWITCHES]
     if refused:
         raise UsageError("%s is no option of a plan for training" % ", ".join(refused))
@@ -354,27 +359,19 @@ def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
              "fits": s.micro_batch > 0, "short_by_bytes": 0 if s.micro_batch else s.bytes["total"] - place.budget,
              "micro_batch": s.micro_batch, "accumulation": s.accumulation,
              "effective_batch": s.micro_batch * s.accumulation * gpus, "bytes_per_gpu": s.bytes}
-            for s in found.settings], "applied": None, "profile": None})
-    if apply is None and not profile:
-        return result, found
-    if found.chosen is None:
-        raise CheckError("%s: no setting fits %d GPU%s, so there is none to %s; without this option the plan shows what "
-                         "is short" % (plan.model, place.gpus, "" if place.gpus == 1 else "s",
-                                       "measure" if apply is None else "apply"), result)
-    measured: Optional[Json] = None
-    if profile:
-        one, s = dataclasses.replace(found.place, gpus=1), dataclasses.replace(found.chosen, zero=0)
-        asked = estimate(m, s, one, s.micro_batch)
-        measured = {**measure(plan.model, plan.has_weights, s, one.tokens), "asked_bytes": asked["total"] - one.context}
+            for s in found.settings], "applied": None if apply is None else os.fspath(apply)})
+    result.shown_by(partial(text, result, found, options.get("context") is not None))
     if apply is not None:
+        if found.chosen is None:
+            raise CheckError("%s: no setting fits %d GPU%s, so there is none to apply; without this option the plan shows "
+                             "what is short" % (plan.model, gpus, "" if gpus == 1 else "s"), result)
         os.makedirs(apply, exist_ok=True)
-        for name, config in configurations(found.chosen, place.gpus).items():
+        for name, config in configurations(found.chosen, gpus).items():
             path = os.path.join(apply, name)
             if os.path.lexists(path):
                 os.replace(path, path + ".backup")
             write_text(path, json.dumps(config, indent=2) + "\n")
-    more = {"applied": None if apply is None else os.fspath(apply), "profile": measured}
-    return TrainingPlan.from_json({**result.json, **more}), found
+    return result
 
 
 def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
@@ -388,7 +385,7 @@ def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
                     if s["fits"] else [*cells, "-", "short by " + size(s["short_by_bytes"], "B")])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"{p.model}: {p.parameters:,} parameters, sequences of {p.context:,} tokens",
-             f"{p.gpus} GPU{'s' * (p.gpus > 1)} with {size(p.budget_bytes, 'B')} to use{' each' * (p.gpus > 1)}", ""]
+             f"{p.gpus} GPU{'s' * (p.gpus > 1)} with {size(p.budget_bytes, 'B')} to use{WHOLE * (p.gpus > 1)}", ""]
     for row in rows:
         middle = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *middle, row[-1]]))
@@ -399,12 +396,7 @@ def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
     elif found.too_long:
         lines += ["", "Nothing fits, not even with shorter sequences; larger cards help, or more of them where --zero "
                   "divides what is short"]
-    if p.profile:
-        asked, measured, context = (p.profile[k + "_bytes"] for k in ("asked", "allocated", "context"))
-        lines += ["", f"Measured on {p.profile['gpu']}: the context takes {size(context, 'B')}, and a step on one GPU "
-                  f"takes {size(measured, 'B')} where {size(asked, 'B')} were asked for; the estimate is "
-                  f"{100.0 * (asked - measured) / measured:+.2f}% off."]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 # ---- files for accelerate and DeepSpeed ----
@@ -434,21 +426,8 @@ def _parser() -> Parser:
     parser = Parser("plan-training", "Find settings for fine-tuning MODEL that fit the GPUs of --vram: full, LoRA and "
                     "QLoRA. MODEL is what\n'qconv plan' takes, whose help explains --vram and the options of the "
                     "conversion; docs/training.md has the formulas.")
+    parser.takes(plan_training)
     add = parser.add_argument
-    add("model", metavar="MODEL")
-    add("--method", metavar="{full,lora,qlora}", help="how the model is trained (default: all are tried)")
-    add("--optimizer", metavar="{adamw,adam,adam8bit,sgd}",
-        help="the optimizer whose states are counted (default: adamw, or adam8bit where it helps)")
-    add("--precision", metavar="{bf16,fp16,fp32}", help="the dtype of the computation; 16 bits come with float32 master "
-        "weights (default: bf16, or fp16 on Volta and Turing)")
-    add("--zero", metavar="STAGE", help="the ZeRO stage over the GPUs, 0 to 3 (default: all are tried)")
-    add("--checkpointing", metavar="{on,off}",
-        help="keep only the inputs of layers, and compute the rest again (default: both are tried)")
-    add("--lora-rank", metavar="R", default=16, help="the rank of the adapters of every linear layer (default: 16)")
-    add("--effective-batch", metavar="N", default=32,
-        help="how many sequences one optimizer step has over all GPUs, with accumulation (default: 32)")
-    add("--apply", metavar="DIR", help="write the first setting that fits as DIR/accelerate.json and DIR/ds_config.json")
-    add("--profile", action="store_true", help="run a step of it in torch on this machine's GPU, to check the estimate")
     add("--json", action="store_true", help="print one JSON object")
     add("-q", "--quiet", action="store_true", help="show errors only")
     plan = parser.add_argument_group("options of 'qconv plan'")
@@ -461,8 +440,8 @@ def _parser() -> Parser:
 
 def main(argv: Sequence[str]) -> None:
     asked = vars(_parser().parse_args(argv))
-    model, as_json, quiet, apply, profile = (asked.pop(name) for name in ("model", "json", "quiet", "apply", "profile"))
+    model, as_json, quiet, apply = (asked.pop(name) for name in ("model", "json", "quiet", "apply"))
     wish = _wish(**{name: asked.pop(name) for name in ASKED})
     with warnings_said(quiet):
-        p, found = _answer(model, wish, apply, profile, asked)
-    sys.stdout.write(json.dumps(p.json, indent=2) + "\n" if as_json else text(p, found, asked["context"] is not None))
+        found = _answer(model, wish, apply, asked)
+    print(json.dumps(found.json, indent=2) if as_json else found)

@@ -101,6 +101,15 @@ class Trade(OutputCase):
         self.assertEqual(self.plan("--vram", "80GB", "Llama-3.1-8B")["choices"], [])
         self.assertEqual(self.plan("--vram", "24GB", "all-MiniLM-L6-v2")["choices"], [])
 
+    def test_nothing_to_quantize(self):
+        """Where all fits as it is, that is said, and vLLM loads it by itself."""
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=5)
+        self.assertIn(": fits, and nothing has to be quantized\n", self.ok("plan", "--to", "auto", "--vram", "1GB", "m"))
+        said = self.ok("--to", "auto", "--vram", "1GB", "--compress", "none", "m", "o")
+        self.assertIn("keep; all of it fits, so nothing is quantized\n", said)
+        self.assertIn("  loads in  transformers 4 and 5, vLLM, qconv.load\n", said)
+        self.assertIn("\nWith vLLM:\n    vllm serve o\n", said)
+
     def test_measured_once(self):
         """The errors of a checkpoint are those of its weights in every row, and a fresh plan's."""
         m = self.model(llama(), CONFIG)

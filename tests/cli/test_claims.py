@@ -90,6 +90,8 @@ class Claims(QconvCase):
         self.refused("config.json asks for 2 layers, and 'model.layers.' has 1")
         self.make(model_type="unheard")
         self.taken()
+        self.make(model_type="dory", num_hidden_layers=4)  # attentions and MLPs
+        self.taken()
         # A decoder beside a model of images has a count of its own, and another list of layers.
         self.make(model_type="unheard", decoder_num_hidden_layers=8)
         self.taken()

@@ -170,11 +170,11 @@ class CompressedTensors(OutputCase):
         self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
         self.assertEqual(report["manifest"]["to"], "auto")
         self.usage("--to", "auto", "--format", "compressed-tensors", "--incomplete", "--vram", "8GB", "--schemes",
-                   "nf4", "m", "p", has="some of int4, int4-32, int8 and 16bit")
+                   "nf4", "m", "p", has="some of int2, int3, int4, int4-32, int5, int6, int7, int8 and 16bit")
 
     def test_kept(self):
         """Rows that are not whole groups or words stay as they are, and say why."""
-        self.model({Q: self.weight("F16", [4, 128]), K: self.weight("F16", [4, 96]),
+        self.model({Q: self.weight("F16", [8, 128]), K: self.weight("F16", [4, 96]),
                     DOWN: self.weight("F16", [4, 33])})
         out = self.convert("--to", "int4", "m", "o")
         self.assertEqual(sorted(out), sorted([Q + "_packed", Q + "_scale", Q + "_shape", K, DOWN]))

@@ -24,7 +24,8 @@ FORMS = [
 ]
 ACTIVATIONS_16 = ["int8", "--activation-bits", "16"]
 INTEGERS = [["int4", "--block-size", n] for n in ("32", "128", "channel")] + [["int8"], ACTIVATIONS_16] + \
-    [ACTIVATIONS_16 + ["--block-size", n] for n in ("32", "64", "128")]
+    [ACTIVATIONS_16 + ["--block-size", n] for n in ("32", "64", "128")] + \
+    [["int%d" % bits, "--block-size", n] for bits, n in ((2, "64"), (3, "32"), (5, "128"), (6, "64"), (7, "128"))]
 
 
 def devices(*memory):
@@ -107,6 +108,19 @@ class Bytes(Device):
                              env={"QC_SHIM_STREAMS": ["lazy", "eager", "shuffle:3"][i % 3]})
                 self.assert_same("cpu", "gpu", to)
                 self.assertAlmostEqual(o["gpu_share"], quantized / (quantized + 9 * 128))
+
+    def test_rows_that_end_within_a_word(self):
+        """By channel, of more columns than a run of sums and of fewer than a word has codes."""
+        self.model({LAYER % 0 + "mlp.up_proj.weight": self.random("BF16", [241, 1303]),
+                    LAYER % 0 + "mlp.down_proj.weight": self.random("F32", [79, 2101]),
+                    LAYER % 0 + "self_attn.q_proj.weight": self.random("F16", [5, 9])})
+        for i, bits in enumerate((2, 3, 5, 6, 7)):
+            for scale in ("absmax", "search"):
+                to = ["--format", "compressed-tensors", "--scale", scale, "--block-size", "channel", "--to", "int%d" % bits]
+                self.ok("-q", "--force", "--device", "cpu", *to, self.path("m"), self.path("cpu"))
+                o = self.gpu("gpu", "--device", "cuda", "--threads", str(i % 4 + 1), *to)
+                self.assert_same("cpu", "gpu", to)
+                self.assertEqual(o["gpu_share"], 1.0)
 
     def test_what_is_decoded_first(self):
         """FP8, and a weight that is stored transposed."""

@@ -20,10 +20,16 @@ STATE = ".quant_state.bitsandbytes__nf4"
 UP, DOWN = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"
 
 
-class Experts(test_forms.Forms):
+class Mixture(test_forms.Forms):
     layers = test_forms.Fused.layers
     scale = None
 
+    def made(self, out, *arguments):
+        self.ok("-q", "--force", "--compress", "none", *arguments, out)
+        return mk.read_checkpoint(self.path(out))
+
+
+class Experts(Mixture):
     def both(self, family=FAMILIES[0], **shapes):
         kind, *parts = family
         released, fused = self.layers(*parts, **shapes)
@@ -31,10 +37,6 @@ class Experts(test_forms.Forms):
         self.model(released, config, name="r", shard_bytes=60000)
         self.model(fused, config, name="f", shard_bytes=60000)
         return released, fused
-
-    def made(self, out, *arguments):
-        self.ok("-q", "--force", "--compress", "none", *arguments, out)
-        return mk.read_checkpoint(self.path(out))
 
     def test_each_becomes_the_other(self):
         for family in FAMILIES:
@@ -157,7 +159,7 @@ class Experts(test_forms.Forms):
         self.model(tensors, {"model_type": "granitemoe", "num_local_experts": 3, "torch_dtype": "bfloat16"})
         said = self.warned("--to", "nf4", *PLAIN, "m", "kept")
         self.assertIn("2 stacks of experts", said)
-        self.assertIn("--experts stacked quantizes them", said)
+        self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
         out = self.made("o", *FORMS["absmax"], "--experts", "stacked", "m")
         codes, _ = oracle.nf4(mk.decode("BF16", tensors[up][2]), 64)
         self.assertEqual(out[up], ("U8", [len(codes), 1], codes))
@@ -190,6 +192,119 @@ class Experts(test_forms.Forms):
         out = self.made("o", "--to", "nf4", "--experts", "stacked", "--keep", "*layers.1.mlp.experts.*", "r")
         self.assertEqual(out[UP], fused[UP])
         self.assertIn(UP.replace(".1.", ".0.") + STATE, out)
+
+
+def turned(shape, body):
+    """A stack of matrices of 16 bits, each the other way round."""
+    experts, rows, cols = shape
+    out = bytearray()
+    for e in range(experts):
+        matrix = memoryview(body)[2 * e * rows * cols:2 * (e + 1) * rows * cols].cast("H")
+        out += b"".join(bytes(matrix[c::cols]) for c in range(cols))
+    return "BF16", [experts, cols, rows], bytes(out)
+
+
+class Turned(Mixture):
+    """16-bit stacks as [experts, in, out]: the codes are those of the same experts one by one, and go back to stacks."""
+
+    def both(self, kind="llama4_text", **shapes):
+        path = "feed_forward.experts" if kind == "llama4_text" else "mlp.experts"
+        released, fused = self.layers(path, "gate_proj", "up_proj", "down_proj", **shapes)
+        fused = {name.replace("mlp.", path.split(".")[0] + ".") if "experts" in name else name:
+                 turned(*t[1:]) if "experts" in name else t for name, t in fused.items()}
+        self.config = {"model_type": kind, "num_local_experts": 3, "num_experts": 3, "torch_dtype": "bfloat16"}
+        other = {"model.layers.0.self_attn.q_proj.weight": ("BF16", [96, 96], mk.random_bytes("BF16", [96, 96], self.rng))}
+        self.model({**released, **other}, self.config, name="r", shard_bytes=60000)
+        self.model({**fused, **other}, self.config, name="f", shard_bytes=60000)
+        return released, fused
+
+    def test_each_becomes_the_other(self):
+        for kind in ("llama4_text", "qwen3_vl_moe"):
+            released, fused = self.both(kind)
+            for form in (FORMS["nf4"], ["--to", "nf4"], ["--to", "int8"], ["--to", "int4", "--block-size", "32"],
+                         ["--to", "int8", "--format", "compressed-tensors"], ["--to", "int8", "--block-size", "64"]):
+                out = self.made("o", *form, "f")
+                self.assertEqual(out, self.made("separate", *form, "r"), form)
+                self.ok("verify", "-q", "o", "--against", "f")
+                back = self.made("back", "--to", "bf16", "o")
+                self.assertEqual({n: t[:2] for n, t in back.items() if "experts" in n},
+                                 {n: t[:2] for n, t in fused.items() if "experts" in n})
+                one = self.made("one", "--to", "bf16", "--experts", "separate", "o")
+                for name, (dtype, shape, body) in self.stacks(one).items():
+                    self.assertEqual(back[name], turned(shape, body), name)
+                for source in ("o", "f") if "int4" not in form else ("o",):
+                    self.ok("verify", "-q", "back" if source == "o" else "o", "--against", source)
+            self.assertEqual(self.made("a", "--to", "bf16", "r"), self.made("b", "--to", "bf16", "f"))
+            self.ok("verify", "-q", "a", "--against", "r")
+
+    def stacks(self, separate):
+        """The stacks, [experts, out, in], of which these are the experts."""
+        out = {}
+        for layer in (0, 1):
+            path = next(n for n in separate if "layers.%d." % layer in n and ".experts.0." in n).partition("0.gate")[0]
+            path = path.partition("0.down")[0]
+            each = [[separate["%s%d.%s_proj.weight" % (path, e, m)] for m in ("gate", "up", "down")] for e in range(3)]
+            inner, hidden = each[0][0][1]
+            out[path + "gate_up_proj"] = ("BF16", [3, 2 * inner, hidden], b"".join(g[2] + u[2] for g, u, _ in each))
+            out[path + "down_proj"] = ("BF16", [3, hidden, inner], b"".join(d[2] for _, _, d in each))
+        return out
+
+    def test_tiles(self):
+        """Matrices of several tiles and frames, read in parts of columns or in whole ones, by one thread and by three; the
+        source also compressed."""
+        for form, shapes in (("nf4", {"inner": 4224, "hidden": 640}), ("int8", {"inner": 192, "hidden": 11008})):
+            self.both(experts=1, layers=(0,), **shapes)
+            wanted = self.made("wanted", "--to", form, "r")
+            self.ok("-q", "--force", "--to", "keep", "f", "z")
+            for threads, source in (("1", "f"), ("3", "f"), ("3", "z")):
+                self.assertEqual(self.made("o", "--to", form, "--threads", threads, source), wanted, shapes)
+            back = [self.made("back", "--to", "bf16", "--threads", threads, "o") for threads in ("1", "3")]
+            self.assertEqual(*back)
+            one = self.made("one", "--to", "bf16", "--experts", "separate", "o")
+            path = "model.layers.0.feed_forward.experts."
+            gate, up, down = (one["%s0.%s_proj.weight" % (path, m)] for m in ("gate", "up", "down"))
+            self.assertEqual(back[0][path + "down_proj"], turned([1, *down[1]], down[2]))
+            self.assertEqual(back[0][path + "gate_up_proj"],
+                             turned([1, 2 * shapes["inner"], shapes["hidden"]], gate[2] + up[2]))
+
+    def test_alternating_rows(self):
+        """gpt-oss': gate and up alternate, so there are stacks alone, kept without the option."""
+        _, fused = self.both("gpt_oss")
+        said = self.warned("--to", "nf4", *PLAIN, "f", "kept")
+        self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
+        straight = {name: turned(*t[1:]) for name, t in fused.items() if "experts" in name}
+        for form in ("absmax", "nf4"):
+            out = self.made("o", *FORMS[form], "--experts", "stacked", "f")
+            self.assertEqual(oracle.state_of(out[UP + STATE])["shape"], [3, 128, 96])
+            self.ok("verify", "-q", "o", "--against", "f")
+            r = self.run_qconv("validate", "o", "--against", "f")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertNotIn(b"not compared", r.stdout + r.stderr)
+        codes, scales = oracle.nf4(mk.decode("BF16", straight[DOWN][2]), 64)
+        out = self.made("o", *FORMS["absmax"], "--experts", "stacked", "f")
+        self.assertEqual(out[DOWN], ("U8", [len(codes), 1], codes))
+        self.assertEqual(out[DOWN + ".absmax"], ("F32", [len(scales)], struct.pack("<%df" % len(scales), *scales)))
+        back = self.made("back", "--to", "bf16", "o")
+        self.assertEqual(back[DOWN][1], fused[DOWN][1])
+        self.ok("verify", "-q", "back", "--against", "o")
+        kept = self.made("k", "--to", "nf4", "--experts", "stacked", "--keep", "*layers.1.mlp.experts.*", "f")
+        self.assertEqual(kept[UP], fused[UP])
+
+    def test_refused(self):
+        _, fused = self.both()
+        self.fails(3, "--to", "nf4", "--experts", "stacked", "f", "x", has=["no place for a stack of codes", "--to bf16"])
+        self.made("o", "--to", "nf4", "--keep", "*q_proj*", "f")
+        self.fails(3, "--to", "bf16", "o", "x", has=["nothing but experts is quantized", "--experts separate"])
+        self.both("qwen3_vl_moe", inner=96)
+        self.assertIn("not known for this model type and shape", self.warned("--to", "nf4", *PLAIN, "f", "square"))
+        self.made("o", "--to", "nf4", "r")
+        self.fails(3, "--to", "bf16", "o", "x", has=["square", "--experts separate"])
+        large = {name: ("BF16", t[1], b"\x80\x7e" * (len(t[2]) // 2)) if "down" in name else t for name, t in fused.items()}
+        self.both()
+        self.model({**large, "model.layers.0.self_attn.q_proj.weight": ("BF16", [96, 96], bytes(96 * 96 * 2))},
+                   self.config, name="large")
+        self.made("o", "--to", "nf4", "large")
+        self.fails(3, "-q", "--to", "fp16", "o", "x", has=["down_proj.weight': the weight at row", "too large for F16; use --to bf16"])
 
 
 class Continued(FaultCase):

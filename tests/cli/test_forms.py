@@ -489,7 +489,7 @@ class Mxfp4(Forms):
         scales[1 * 96 * 2 + 5 * 2 + 1] = 255  # expert 1, row 5, second block
         bad = {**self.source, self.UP + "_scales": ("U8", [3, 96, 2], bytes(scales))}
         self.model(bad, self.CONFIG)
-        for args in (["--to", "nf4", "--requantize"], ["--to", "bf16"]):
+        for args in (["--to", "int8", "--requantize"], ["--to", "bf16"]):
             self.fails(3, *args, "m", "o",
                        has=[self.UP + "_blocks", "expert 1 at row 5, column 32"])
         self.convert("--to", "nf4", "m", "passed")
@@ -506,9 +506,9 @@ class Fused(Forms):
 
     replaces = True
 
-    def layers(self, path, gate, up, down, experts=3, inner=64, hidden=96):
+    def layers(self, path, gate, up, down, experts=3, inner=64, hidden=96, layers=(0, 1)):
         released, fused = {}, {}
-        for layer in (0, 1):
+        for layer in layers:
             ups, downs = b"", b""
             for e in range(experts):
                 m = {n: mk.random_bytes("BF16", s, self.rng)
@@ -668,9 +668,7 @@ class Packed(Forms):
             ("aqlm", "AQLM", {"codes": ("I8", [8, 8, 1], bytes(64)), "codebooks":
                               ("F16", [1, 4, 1, 8], bytes(64))}),
             ("quip", "QuIP#", {"Qidxs": ("I16", [8, 8], bytes(128))}),
-            ("modelopt", "ModelOpt", {"weight": u8, "weight_scale":
-                                      ("F8_E4M3", [64, 4], bytes(256)),
-                                      "weight_scale_2": ("F32", [1], bytes(4))}),
+            ("modelopt", "ModelOpt", {"weight": u8, "weight_scale": ("F8_E4M3", [64, 4], bytes(256))}),
             ("vptq", "VPTQ", {"indices": ("I16", [8, 8, 2], bytes(256)), "centroids.weight": f16}),
             ("spqr", "SpQR", {"dense_weights": ("I64", [8, 8], bytes(512))}),
             ("eetq", "EETQ", {"weight": ("I8", [64, 64], bytes(4096)), "weight_scales": f16}),

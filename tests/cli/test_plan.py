@@ -18,7 +18,7 @@ MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margi
            "kv_bytes_per_token", "kv_bytes", "devices", "fits", "short_by_bytes", "short_device",
            "schemes", "loads", "auto", "max_context", "prefill_tokens", "max_context_by_prefill",
            "max_batch", "transfer_bytes_per_token", "transfer_seconds_per_token", "device_map",
-           "choices", "budget_notes", "suggestions"]
+           "choices", "budget_notes", "suggestions", "download", "convert"]
 DEVICE_MEMBERS = ["name", "card", "total_bytes", "budget_bytes", "weight_bytes", "kv_bytes",
                   "workspace_bytes", "context_bytes", "free_bytes", "short_by_bytes", "layers",
                   "first_layer"]
@@ -147,7 +147,7 @@ class Totals(PlanCase):
             # Buffers are what a configuration does not tell: transformers makes them itself.
             buffers = sum(mk.tensor_bytes(d, s) for _, d, s, role in mk.model_rows(model)
                           if role == "buffer")
-            same = [m for m in MEMBERS if m not in ("model", "has_weights", "file_bytes")]
+            same = [m for m in MEMBERS if m not in ("model", "has_weights", "file_bytes", "download", "convert")]
             if buffers:
                 same = [m for m in same if m not in ("weight_bytes", "devices", "schemes")]
             for other in ("config", os.path.join("config", "config.json"), model["hf_id"]):
@@ -187,6 +187,56 @@ class Large(PlanCase):
                        "experts each" % experts)
         self.write(num_hidden_layers=10, num_local_experts=3000, num_experts_per_tok=2)
         self.ok("plan", "--vram", "24GB", "config.json")
+
+
+    def test_what_never_fits_is_not_planned_again(self):
+        """A mixture that is too large in any form takes little longer than one that fits: it was five times as long."""
+        self.write(model_type="qwen3_moe", num_hidden_layers=200, num_experts=100, moe_intermediate_size=768, head_dim=128)
+        used = []
+        for vram in ("2x90TB", "2x4GB"):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            self.ok("plan", "--tp", "2", "--to", "keep", "--vram", vram, "config.json")
+            used.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+        self.assertLess(used[1], 3.5 * used[0] + 0.05)
+
+
+class Headers(PlanCase):
+    """Shards of which only the beginnings were downloaded."""
+
+    def cut(self, *tails):
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=5, shard_bytes=200000)
+        whole = self.plan("--vram", "1GB", "m")
+        self.names = sorted(n for n in os.listdir(self.path("m")) if n.endswith(".safetensors"))
+        for name, tail in zip(self.names, tails + (0,) * len(self.names)):
+            with open(self.path("m", name), "r+b") as f:
+                f.truncate(8 + int.from_bytes(f.read(8), "little") + tail)
+        return whole
+
+    def test_are_enough(self):
+        """The plan is that of the whole checkpoint, also for a type that no family knows; convert refuses it."""
+        whole = self.cut(0, 1000)
+        self.assertEqual(dict(whole, has_weights=False), self.plan("--vram", "1GB", "m"))
+        r = self.run_qconv("plan", "--vram", "1GB", "m")
+        self.assertIn(b"the weights are cut off, and a plan needs their headers alone", r.stderr)
+        self.fails(3, "--to", "nf4", "m", "o", has="are missing, and 'lm_head.weight' is the first")
+        config = self.json_of("m", "config.json")
+        self.write("m/config.json", json.dumps(dict(config, model_type="new")))
+        self.assertEqual(self.plan("--vram", "1GB", "--to", "keep", "m")["parameters"], whole["parameters"])
+
+    def test_all_are_needed(self):
+        self.cut()
+        os.remove(self.path("m", self.names[-1]))
+        self.fails(3, "plan", "--vram", "1GB", "m", has=self.names[-1])
+        with open(self.path("m", self.names[0]), "r+b") as f:
+            f.truncate(100)
+        self.fails(3, "plan", "--vram", "1GB", "m")
+
+    def test_an_index_alone_is_no_weights(self):
+        """The config.json says what the model is."""
+        self.cut()
+        for name in self.names:
+            os.remove(self.path("m", name))
+        self.assertGreater(self.plan("--vram", "1GB", "m")["weight_bytes"], 0)
 
 
 class NoConfig(PlanCase):
@@ -255,7 +305,7 @@ class Search(PlanCase):
             self.assertEqual(plan["max_context_by_prefill"],
                              {"whole": whole["max_context"], "2048": steps["max_context"]})
         self.assertGreater(steps["max_context"], 2 * whole["max_context"])
-        self.assertEqual(self.plan(*args, "--prefill", "whole", LLAMA70), whole)
+        self.assertEqual(dict(self.plan(*args, "--prefill", "whole", LLAMA70), convert=whole["convert"]), whole)
         text = self.ok("plan", *args, LLAMA70)
         for way, p in (("prompts are read whole, as transformers does by default", whole),
                        ("prompts are read 2,048 tokens at a time", steps)):
@@ -270,7 +320,7 @@ class Search(PlanCase):
         """What is said of DeepSeek names the form and who computes so."""
         args = ["--vram", "4x80GB", "DeepSeek-V2.5"]
         plans = {f: self.plan("--mla", f, *args) for f in ("latent", "absorbed", "expanded")}
-        self.assertEqual(self.plan(*args), plans["latent"])
+        self.assertEqual(dict(self.plan(*args), convert=plans["latent"]["convert"]), plans["latent"])
         self.assertEqual([p["mla"] for p in plans.values()], list(plans))
         self.assertEqual(plans["latent"]["kv_bytes"], plans["absorbed"]["kv_bytes"])
         self.assertEqual(plans["latent"]["kv_bytes_per_token"], 60 * (512 + 64) * 2)
@@ -505,6 +555,7 @@ class Small(PlanCase):
         for more in ([], ["--to", "int8", "--keep", "*.o_proj.*", "--vram", "2GB", "--context=4096"]):
             text = self.ok("plan", *more, model)
             command, rest = re.search(r"\n  (.*qconv --.* OUT)\n((?s:.*))", text).groups()
+            self.assertEqual(self.plan(*more, model)["convert"], command)
             r = subprocess.run(["sh", "-c", command], cwd=self.path(""), capture_output=True, check=True)
             self.assertTrue(r.stdout.decode().endswith(rest), r.stdout)
             self.assertEqual(self.plan(*more, model)["file_bytes"],

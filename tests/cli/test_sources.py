@@ -82,6 +82,7 @@ class Beside(Sources):
             self.write("m/" + name, text)
             self.assertIn("'%s'" % name, self.convert("--to", "nf4")[0])
             self.assertIn("is not what the name says", self.warned("plan", "--vram", "1GB", "m"))
+            self.assertRegex(self.ok("plan", "--vram", "1GB", "m"), "loads in .*, each without '%s', which is " % name)
             os.remove(self.path("m", name))
 
     def test_modules_of_sentence_transformers(self):
@@ -221,7 +222,10 @@ class Groups(Sources):
             self.assertEqual(r.returncode, 3)
             self.assertIn("no weight to quantize in whole groups", r.stderr.decode())
         self.make(rows=64)
-        warnings = self.warned("--to", "int4", "m", "o")
+        r = self.run_qconv("--to", "int4", "m", "o")
+        warnings = r.stderr.decode()
+        self.assertEqual(r.returncode, 4)
+        self.assertIn("o is complete, but 6 of 7 matrices", warnings)
         self.assertIn("6 of 7 linear weights stay as they are, because their rows are no whole groups of 128; "
                       "--block-size 64 quantizes 6 of them", warnings)
         self.assertEqual(self.warned("--to", "int4", "--block-size", "64", "m", "o64"), "")

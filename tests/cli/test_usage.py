@@ -11,7 +11,7 @@ from qconv_case import QCONV, QconvCase, ROOT
 import make_checkpoint as mk
 
 COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate"]
-PYTHON_COMMANDS = ["eval", "calibrate", "plan-training", "from-torch", "report"]
+PYTHON_COMMANDS = ["eval", "calibrate", "importance", "plan-training", "from-torch", "report"]
 
 
 # What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
@@ -19,9 +19,6 @@ GONE = [
     (["plan", "--mode", "train", "m"], "'--mode': 'qconv plan-training MODEL' of the Python package plans fine-tuning"),
     (["plan", "--zero", "2", "m"], "'--zero': 'qconv plan-training MODEL' of the Python package has it"),
     (["plan", "--apply", "f", "m"], "'--apply': 'qconv plan-training MODEL' of the Python package writes the files"),
-    (["plan", "--profile", "m"], "'--profile': 'qconv plan-training MODEL' of the Python package runs a step in torch"),
-    (["plan", "--html", "p", "m"], "'--html': 'qconv report FILE --html PAGE' of the Python package draws what --json "),
-    (["validate", "o", "--html", "p"], "'--html': 'qconv report FILE --html PAGE' of the Python package draws what "),
     (["mount", "out", "dir"], "'mount': qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' "),
     (["--to", "nf4", "--consume-source", "m", "o"], "'--consume-source': a conversion leaves MODEL as it is"),
     (["hardware", "--watch"], "'--watch': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
@@ -582,6 +579,9 @@ class Generated(QconvCase):
                              ("qconv from", ["from-torch"]),
                              ("qconv verify --th", ["--threads"]),
                              ("qconv verify --bl", []),
+                             ("qconv plan Llama-3.3", ["Llama-3.3-70B-Instruct"]),
+                             ("qconv plan m --vram 3090+2xRTX409", ["3090+2xRTX4090"]),
+                             ("qconv hardware --as=GB2", ["--as=GB200-186GB"]),
                              ("qconv --bl", ["--block-size"])]:
             try:
                 r = subprocess.run(["fish", "--no-config", "-c",
@@ -591,6 +591,24 @@ class Generated(QconvCase):
                 self.skipTest("no fish")
             found = sorted(row.split("\t")[0] for row in r.stdout.decode().splitlines())
             self.assertEqual((found, r.stderr), (wanted, b""), line)
+
+    ZSH = r"""zmodload zsh/zpty; zpty -b z zsh -f -i
+zpty -w z 'PS1=; autoload -Uz compinit; compinit -u -D; source ./c.zsh; bindkey -e; print REA''DY'
+while zpty -r z seen && [[ $seen != *READY* ]]; do :; done
+for line; do zpty -n -w z "$line"$'\t'; sleep 1; zpty -w z $'\x01print -r -- "LINE \x05"'; done
+zpty -w z exit; while zpty -r z seen; do print -r -- $seen; done"""
+
+    def test_zsh_completes(self):
+        if not shutil.which("zsh"):
+            self.skipTest("no zsh")
+        self.write("c.zsh", self.page("qconv.zsh"))
+        lines = {"qconv plan Llama-3.3": "qconv plan Llama-3.3-70B-Instruct",
+                 "qconv plan m --vram 3090+2xRTX409": "qconv plan m --vram 3090+2xRTX4090",
+                 "qconv hardware --as GB2": "qconv hardware --as GB200-186GB",
+                 "qconv from": "qconv from-torch"}
+        r = subprocess.run(["zsh", "-f", "-c", self.ZSH, "zsh", *lines], cwd=self.dir, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, timeout=60)
+        self.assertEqual(re.findall(r"^LINE (.*?)\r?$", r.stdout.decode(), re.M), list(lines.values()), r.stdout)
 
     def test_bash_completes(self):
         os.mkdir(self.path("model"))

@@ -1,4 +1,4 @@
-"""peft on models that qconv.load made: LoRA on every linear layer, with both backends."""
+"""peft on models that qconv.load made, and that from_pretrained made of a compressed output: LoRA on every linear layer."""
 import os
 import re
 import subprocess
@@ -17,12 +17,12 @@ IDS = torch.tensor([[(7 * i + 3 * j) % 90 + 32 for i in range(24)] for j in rang
 
 
 class Lora(unittest.TestCase):
-    def steps(self, backend):
+    def steps(self, load):
         torch.manual_seed(3)
         out = s.SCRATCH / "adapters"
         if not out.exists():
             s.qconv("--to", "nf4", "--progress", "never", s.model_path("kjv-llama"), out)
-        base = qconv.load(out, backend=backend)
+        base = load(out)
         codes = {n: p.clone() for n, p in base.named_parameters() if not p.is_floating_point()}
         base = prepare_model_for_kbit_training(base)
         model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -36,7 +36,7 @@ class Lora(unittest.TestCase):
             optimizer.zero_grad()
             losses.append(loss.item())
         self.assertEqual(losses, sorted(losses, reverse=True))
-        s.note(f"{backend}: losses {', '.join(f'{x:.3f}' for x in losses)}")
+        s.note(f"{load.__qualname__}: losses {', '.join(f'{x:.3f}' for x in losses)}")
         left = dict(model.base_model.model.named_parameters())
         for name, before in codes.items():
             parent, _, leaf = name.rpartition(".")
@@ -44,12 +44,12 @@ class Lora(unittest.TestCase):
         return model
 
     def test_qconv(self):
-        model = self.steps("qconv")
+        model = self.steps(qconv.load)
         with self.assertRaisesRegex(qconv.UsageError, "is codes"):  # codes cannot take an adapter in
             model.merge_and_unload()
 
     def test_bitsandbytes(self):
-        self.steps("bitsandbytes")
+        self.steps(transformers.AutoModelForCausalLM.from_pretrained)
 
 
 class Examples(unittest.TestCase):

@@ -38,7 +38,7 @@ ERROR = {torch.float16: 2 * 2 ** -11, torch.bfloat16: 2 * 2 ** -8, torch.float32
 def setUpModule():
     if not THERE:
         raise unittest.SkipTest("the build has no shim/libqconv_cuda.so and fake cuBLAS")
-    for name in ("linear", "linear_then", "dequantize", "experts"):
+    for name in ("linear", "dequantize", "experts"):
         AsForGpus.library.impl(name, AsForGpus.chosen(getattr(ops, f"{name}_cuda"), getattr(ops, f"{name}_cpu")), "CPU",
                                allow_override=True)
 
@@ -135,23 +135,6 @@ class Numbers(Case):
             self.is_product(product(moved, x), w, x)
 
 
-class Epilogues(Case):
-    def test_gate_and_residual(self):
-        """One product with everything, few rows and many, planned with and without."""
-        w = weight("nf4", 96, 128, 64, True)
-        exact = w.dequantize(torch.float32).double()
-        for dtype, m in itertools.product((torch.float16, torch.bfloat16), (2, 40)):
-            x, bias = torch.randn(m, 128).to(dtype), torch.randn(96).to(dtype)
-            gate, residual = torch.randn(m, 96).to(dtype), torch.randn(96, m).to(dtype).T
-            self.is_product(product(w, x), w, x)
-            y = ops.linear_then_cuda(x, *w.tensors(), bias, gate, "silu", residual, *w.numbers)
-            by = torch.nn.functional.silu(gate.double())
-            want = (x.double() @ exact.T + bias.double()) * by + residual.double()
-            size = (x.double().abs() @ exact.abs().T + bias.double().abs()) * by.abs() + residual.double().abs()
-            self.assertLess(((y.double() - want).abs() / size.clamp_min(1e-3)).max().item(), ERROR[dtype])
-            self.is_product(product(w, x), w, x)  # what was planned for the other is not taken
-
-
 class Experts(Case):
     def products(self, each, offsets, x, y):
         for w, begin, end in zip(each, offsets.tolist(), offsets.tolist()[1:]):
@@ -227,9 +210,8 @@ class Refusals(operators.Refusals):
     """What the CPU refuses, in the same words."""
 
     def setUp(self):
-        linear, dequantize, then = ops.linear, ops.dequantize, ops.linear_then
-        ops.linear, ops.dequantize, ops.linear_then = ops.linear_cuda, ops.dequantize_cuda, ops.linear_then_cuda
-        self.addCleanup(setattr, ops, "linear_then", then)
+        linear, dequantize = ops.linear, ops.dequantize
+        ops.linear, ops.dequantize = ops.linear_cuda, ops.dequantize_cuda
         self.addCleanup(setattr, ops, "linear", linear)
         self.addCleanup(setattr, ops, "dequantize", dequantize)
 

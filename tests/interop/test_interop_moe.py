@@ -32,16 +32,21 @@ transformers.logging.set_verbosity_warning()  # test_interop_forms wants errors 
 # What qconv writes for each expert by itself.
 SEPARATE = """mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe_text qwen3_5_moe phimoe olmoe flex_olmo deepseek_v2 deepseek_v3
     deepseek_v32 glm4_moe glm4_moe_lite glm_moe_dsa jamba ernie4_5_moe minimax minimax_m2 lfm2_moe dots1 hunyuan_v1_moe
-    longcat_flash nemotron_h exaone_moe afmoe solar_open cohere2_moe mellum""".split()
+    longcat_flash nemotron_h exaone_moe afmoe solar_open cohere2_moe mellum qwen3_vl_moe""".split()
+# The same, and transformers makes a module for each where bitsandbytes is named, so qconv has nothing to say.
+MODULES = ["llama4_text"]
 # Stacks whose layout qconv does not know, kept in 16 bits with a warning.
-KEPT = """gpt_oss aria_text jetmoe qwen3_vl_moe_text""".split()
-# Published as stacks, which --experts stacked quantizes. transformers 4 has no place for them but by qconv.load.
-PUBLISHED = """granitemoe granitemoeshared granitemoehybrid""".split()
-# transformers makes modules of its own for llama4's experts when bitsandbytes is named, and finds no codes for them.
-REFUSED = ["llama4_text"]
-TYPES = {name: {} for name in SEPARATE + KEPT + PUBLISHED + REFUSED}
+KEPT = """aria_text jetmoe qwen3_vl_moe_text""".split()
+# Published as stacks, which --experts stacked quantizes. transformers 4 has no place for them but by qconv.load, which
+# does not multiply with gpt-oss' there.
+PUBLISHED = """granitemoe granitemoeshared granitemoehybrid gpt_oss""".split()
+# In floats these load as stacks only.
+ONLY_STACKS = ["llama4_text", "qwen3_vl_moe"]
+# In 16 bits, stacks of these lie as [experts, in, out].
+TURNED = """llama4_text qwen3_vl_moe gpt_oss""".split()
+TYPES = {name: {} for name in SEPARATE + MODULES + KEPT + PUBLISHED}
 # transformers 4 cannot build a tiny one.
-UNKNOWN = {"qwen3_vl_moe_text"} if zoo.MAJOR == 4 else set()
+UNKNOWN = {"qwen3_vl_moe", "qwen3_vl_moe_text"} if zoo.MAJOR == 4 else set()
 # Products of a few rows quantize x to 15 bits of the largest of 64, as in test_interop_load.py.
 BOUND = 1e-3
 LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -61,6 +66,7 @@ TYPES |= {
     "granitemoehybrid": {"layer_types": ["attention", "attention"], "shared_intermediate_size": 64},
     "longcat_flash": LATENT | {"ffn_hidden_size": 128, "expert_ffn_hidden_size": 64, "n_routed_experts": 4,
                                "zero_expert_num": 2, "moe_topk": 2, "num_layers": 1},
+    "qwen3_vl_moe": {"text_config": {"moe_intermediate_size": 128}},  # square stacks are kept
     "nemotron_h": {"layers_block_type": ["moe", "attention"], "n_groups": 1, "mamba_num_heads": 4, "mamba_head_dim": 16,
                    "ssm_state_size": 16},
 }
@@ -100,6 +106,17 @@ def restored(out):
             plain[weight] = codes * tensors[name][..., None] * (1 / 127)
             del plain[name]
             plain.pop(stem + ".weight_format", None)
+    for name in [name for name in plain if config["model_type"] in ONLY_STACKS and ".experts.0.gate_proj." in name]:
+        stem = name.partition("0.gate_proj.")[0]
+        gate, up, down = (torch.stack([plain.pop(f"{stem}{e}.{m}_proj.weight") for e in range(4)])
+                          for m in ("gate", "up", "down"))
+        both = torch.cat([gate, up], 1)
+        turns = config["model_type"] == "llama4_text"
+        plain[f"{stem}gate_up_proj"] = both.mT.contiguous() if turns else both
+        plain[f"{stem}down_proj"] = down.mT.contiguous() if turns else down
+    if config["model_type"] == "gpt_oss":
+        plain |= {name: t.mT.contiguous() for name, t in plain.items() if ".experts." in name and t.ndim == 3
+                  and t.shape != tensors[name].shape}
     save_file({name: t.float() if t.is_floating_point() else t for name, t in plain.items()},
               folder / "model.safetensors", {"format": "pt"})
     return folder
@@ -122,7 +139,12 @@ def outputs(model):
 def source_of(name):
     zoo.TYPES[name] = TYPES[name]
     model = zoo.model_of(name)
-    return model, zoo.saved(model, f"moe-{name}")
+    source = zoo.saved(model, f"moe-{name}")
+    if name == "qwen3_vl_moe":  # as published; transformers 5 saves stacks as it holds them, and loads both
+        tensors = load_file(source / "model.safetensors")
+        save_file({n: t.mT.contiguous() if t.ndim == 3 and ".experts." in n else t for n, t in tensors.items()},
+                  source / "model.safetensors", {"format": "pt"})
+    return model, source
 
 
 def tried(name, form, *arguments, load=None):
@@ -147,17 +169,20 @@ class Loaded(unittest.TestCase):
         distance, moved, count, said = tried(name, form)
         self.assertLess(distance, BOUND)
         self.assertGreater(moved, 4 * distance)  # or the outputs would not show the weights
-        self.assertEqual(count > 0, name in SEPARATE)
-        self.assertIn("import qconv" if name in SEPARATE else "stacks of experts", said)
+        self.assertEqual(count > 0, name not in KEPT)
+        if name in MODULES:
+            self.assertEqual(said, "")
+        else:
+            self.assertIn("stacks of experts" if name in KEPT else "import qconv", said)
         Loaded.worst = max(Loaded.worst, distance)
         Loaded.count += 1
 
 
 def add_tests():
-    known = [name for name in SEPARATE + KEPT if name in CONFIG_MAPPING and name not in UNKNOWN]
+    known = [name for name in SEPARATE + MODULES + KEPT if name in CONFIG_MAPPING and name not in UNKNOWN]
     for i, name in enumerate(known):
         form = ("nf4", "int8")[i % 2]
-        for form in ("nf4", "int8") if name == "mixtral" else (form,):
+        for form in ("nf4", "int8") if name in ("mixtral", *TURNED) else (form,):
             def test(self, name=name, form=form):
                 self.check(name, form)
             setattr(Loaded, f"test_{name}_{form}", test)
@@ -195,6 +220,8 @@ class Others(unittest.TestCase):
     def test_published_stacks(self):
         """Granite's: in 16 bits with a warning that names the option, which quantizes them."""
         for i, name in enumerate(PUBLISHED):
+            if name == "gpt_oss" and zoo.MAJOR == 4:
+                continue
             distance, _, count, said = tried(name, "nf4")
             self.assertEqual((distance, count), (0, 0))
             self.assertIn("--experts stacked quantizes them", said)
@@ -219,15 +246,36 @@ class Others(unittest.TestCase):
         again, _ = zoo.converted(fused, "nf4")
         self.assertEqual(s.read_folder(out), s.read_folder(again))
 
-    def test_llama4(self):
-        """transformers makes modules of its own of the stacks, which qconv says, and qconv.load does not."""
-        model, source = source_of("llama4_text")
-        out, said = zoo.converted(source, "nf4")
-        self.assertIn("load the output with qconv.load", said)
-        with self.assertRaises(Exception):
-            outputs(zoo.load(type(model), out, dtype=torch.float32)[0])
-        distance, moved, *_ = tried("llama4_text", "nf4", load=lambda out: qconv.load(out, dtype=torch.float32))
+    def test_turned_stacks(self):
+        """qconv.load computes as the restored weights do, and what --to bf16 makes of the codes loads as the source does."""
+        for name in TURNED:
+            if name in UNKNOWN or (name == "gpt_oss" and zoo.MAJOR == 4):
+                continue
+            for form in ("nf4", "int8"):
+                more = ["--experts", "stacked"] if name == "gpt_oss" else []
+                distance, moved, *_ = tried(name, form, *more, load=lambda out: qconv.load(out, dtype=torch.float32))
+                self.assertLess(distance, BOUND)
+                self.assertGreater(moved, 4 * distance)
+                model, source = source_of(name)
+                out, _ = zoo.converted(source, form, *more)
+                back = out.with_name(out.name + "-back")
+                shutil.rmtree(back, ignore_errors=True)
+                s.qconv("--to", "bf16", "--compress", "none", "-q", out, back)
+                shapes = [{n: list(t.shape) for n, t in load_file(f / "model.safetensors").items()} for f in (source, back)]
+                self.assertEqual(*shapes)
+                theirs, trouble = zoo.load(type(model), back, dtype=torch.float32)
+                self.assertFalse(trouble)
+                self.assertLess(apart(outputs(theirs), outputs(qconv.load(out, dtype=torch.float32))), 0.01)  # bfloat16
+                self.assertGreater(apart(outputs(theirs), outputs(copy.deepcopy(model).float())), 1e-4)
+
+    @unittest.skipIf(zoo.MAJOR == 4, "nothing is stacked")
+    def test_square_stacks(self):
+        """gpt-oss-20b's down_proj is as wide as high, so no shape says which way it lies."""
+        with unittest.mock.patch.dict(TYPES, gpt_oss=TYPES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 64}):
+            distance, moved, count, _ = tried("gpt_oss", "nf4", "--experts", "stacked")
         self.assertLess(distance, BOUND)
+        self.assertGreater(moved, 4 * distance)
+        self.assertEqual(count, 4)
 
     @unittest.skipIf(zoo.MAJOR == 4, "nothing is stacked")
     def test_one_call_for_all_experts(self):

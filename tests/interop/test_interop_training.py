@@ -1,7 +1,6 @@
 """qconv.plan_training against what it plans for: the configurations that `apply` writes, in
-accelerate's and DeepSpeed's own readers; the number of adapter parameters, in peft; activations,
-against what torch keeps and allocates in a training step of transformers' Llama on the CPU; and the
-steps of `profile`, on the CPU.
+accelerate's and DeepSpeed's own readers; the number of adapter parameters, in peft; and activations,
+against what torch keeps and allocates in a training step of transformers' Llama on the CPU.
 """
 import json
 import logging
@@ -29,7 +28,7 @@ sys.path[:0] = [str(s.ROOT / "tests"), str(s.ROOT / "python")]
 os.environ["QCONV_PROGRAM"] = str(s.QCONV)
 import make_checkpoint  # noqa: E402
 import qconv  # noqa: E402
-from qconv import _training_step, training  # noqa: E402
+from qconv import training  # noqa: E402
 
 DENSE = ["Llama-3.1-8B", "Qwen2.5-72B-Instruct", "Qwen3-32B", "gemma-2-2b", "deepseek-llm-7b-chat"]
 
@@ -256,35 +255,6 @@ class Activations(unittest.TestCase):
 
     def test_lora(self):
         self.check("lora", geometries=GEOMETRIES[:2])
-
-
-class Steps(unittest.TestCase):
-    """The steps that `profile` measures on a GPU, here on the CPU: they train."""
-
-    def check(self, **options):
-        folder = s.model_path("kjv-llama")
-        setting = training.Setting(**{"method": "full", "optimizer": "adamw", "precision": "bf16",
-                                      "zero": 0, "checkpointing": True, "rank": 8,
-                                      "micro_batch": 2, **options})
-        torch.manual_seed(1)
-        step = _training_step.trainer(transformers, torch, str(folder), True, setting, 64, "cpu")
-        losses = [step() for _ in range(8)]
-        self.assertLess(losses[-1], losses[0], options)
-
-    def test_they_train(self):
-        for options in ({}, {"precision": "fp32", "optimizer": "sgd", "checkpointing": False},
-                        {"optimizer": "adam"}, {"method": "lora"},
-                        {"method": "lora", "precision": "fp32", "checkpointing": False}):
-            with self.subTest(**options):
-                self.check(**options)
-
-    def test_random_weights(self):
-        """Of a model that is a config.json alone."""
-        folder = s.SCRATCH / "random"
-        geometry(2, 64, 352).save_pretrained(folder)
-        setting = training.Setting("full", "adamw", "bf16", 0, False, 16, micro_batch=1)
-        step = _training_step.trainer(transformers, torch, str(folder), False, setting, 32, "cpu")
-        self.assertLess(step(), 10)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import interop_support as s
 
 MODEL = s.MODELS["kjv-llama"]
 MAX_BYTES = 15_000_000  # without kernels for GPUs
-WITH_TORCH = {"_bitsandbytes.py", "_calibrate_bundled.py", "_calibrate_door.py", "_calibrate_experts.py",
+WITH_TORCH = {"_calibrate_bundled.py", "_calibrate_door.py", "_calibrate_experts.py",
               "_calibrate_judge.py", "_calibrate_layers.py", "_calibrate_moments.py", "_calibrate_plan.py",
               "_calibrate_run.py", "_experts.py", "_cut.py", "_gpu.py", "_library.py", "_loading.py", "_shards.py", "_stored.py",
               "_stream_catch.py", "_stream_layers.py", "_stream_loader.py", "_text.py", "_values.py", "_weights.py",

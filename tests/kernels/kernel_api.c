@@ -317,20 +317,21 @@ TEST(test_integers)
     static const struct {
         qc_form_kind kind;
         uint32_t block;
-    } forms[] = {{QC_FORM_W4A16, 64},
-                 {QC_FORM_W4A16, 0},
-                 {QC_FORM_W8A16, 32},
-                 {QC_FORM_W8A16, 0},
-                 {QC_FORM_W8A8, 0}};
+    } forms[] = {{QC_FORM_W2A16, 64}, {QC_FORM_W2A16, 0}, {QC_FORM_W3A16, 32},  {QC_FORM_W3A16, 0},
+                 {QC_FORM_W4A16, 64}, {QC_FORM_W4A16, 0}, {QC_FORM_W5A16, 128}, {QC_FORM_W5A16, 0},
+                 {QC_FORM_W6A16, 64}, {QC_FORM_W6A16, 0}, {QC_FORM_W7A16, 32},  {QC_FORM_W7A16, 0},
+                 {QC_FORM_W8A16, 32}, {QC_FORM_W8A16, 0}, {QC_FORM_W8A8, 0}};
     if (qc_matmul_no_gemm(h)) {
         qc_matmul_destroy(h);
         skip();
     }
-    for (int f = 0; f < 5; f++)
+    for (unsigned f = 0; f < sizeof forms / sizeof *forms; f++)
         for (int i = 0; i < 3; i++) {
             const km_spec spec = {.kind = forms[f].kind,
                                   .n = i ? 70 : 195,
-                                  .k = i == 2 ? 72 : 128,
+                                  .k = i < 2            ? 128
+                                       : forms[f].block ? 256
+                                                        : 72,
                                   .block = forms[f].block,
                                   .shift = i == 1 ? 8 : 0,
                                   .scale = i == 1   ? 2e-6

@@ -39,16 +39,18 @@ static float scale_value(qt_rng *rng, scale_kind kind)
     return fabsf(qt_randn(rng)) * 0.1f;
 }
 
-/* What is dequantized: every form, integers of 8 bits by blocks and by rows. */
+/* What is dequantized: every form, integers by blocks and by rows. */
 typedef struct {
     const qc_form_ops *ops;
     int by_rows;
 } tried_form;
 
 static const tried_form forms[] = {
-    {&qc_form_nf4, 0},   {&qc_form_int8_rows, 1}, {&qc_form_int8_blocks, 0},
-    {&qc_form_w4a16, 0}, {&qc_form_w4a16, 1},     {&qc_form_w8a16, 0},
-    {&qc_form_w8a16, 1}, {&qc_form_w8a8, 1},      {&qc_form_w8a8, 0}};
+    {&qc_form_nf4, 0},   {&qc_form_int8_rows, 1}, {&qc_form_int8_blocks, 0}, {&qc_form_w2a16, 0},
+    {&qc_form_w3a16, 0}, {&qc_form_w4a16, 0},     {&qc_form_w5a16, 0},       {&qc_form_w6a16, 0},
+    {&qc_form_w7a16, 0}, {&qc_form_w8a16, 0},     {&qc_form_w8a8, 0},        {&qc_form_w2a16, 1},
+    {&qc_form_w3a16, 1}, {&qc_form_w4a16, 1},     {&qc_form_w5a16, 1},       {&qc_form_w6a16, 1},
+    {&qc_form_w7a16, 1}, {&qc_form_w8a16, 1},     {&qc_form_w8a8, 1}};
 #define FORMS (sizeof forms / sizeof *forms)
 
 static int can_be_nested(const tried_form *f)
@@ -56,11 +58,17 @@ static int can_be_nested(const tried_form *f)
     return !f->by_rows && !f->ops->integer;
 }
 
+/* Packed codes have whole groups in a row, which begins with a byte, so that it has more columns
+ * then. */
 static host_weight make_weight(qt_rng *rng, const tried_form *f, uint64_t rows, uint64_t cols,
                                uint32_t block, scale_kind scales, int code_map)
 {
     host_weight h;
     memset(&h, 0, sizeof h);
+    if (f->ops->low_first) {
+        const uint64_t whole = f->by_rows ? 1 + (f->ops->bits == 4) : block;
+        cols = (cols + whole - 1) / whole * whole;
+    }
     uint64_t n = rows * cols;
     h.w = (qc_weights){.form = {.ops = f->ops, .cols = cols}, .rows = rows};
     h.w.form.block_elems = f->by_rows ? 0 : block;
@@ -115,7 +123,7 @@ static float *values_of(const host_weight *h, uint64_t first_row, uint64_t rows)
                           .cols = cols,
                           .code_map = h->code_map};
     uint64_t whole = n;
-    if (form.ops->integer && form.block_elems) /* the last block of integers is whole */
+    if (form.ops->integer && form.block_elems) /* the last block of bytes may be short here */
         whole = n / form.block_elems * form.block_elems;
     form.ops->dequantize(ops, &form, h->codes, h->scales, whole, all, QC_DTYPE_F32, &overflow);
     for (uint64_t i = whole; i < n; i++)
@@ -124,6 +132,37 @@ static float *values_of(const host_weight *h, uint64_t first_row, uint64_t rows)
     memcpy(out, all + first_row * cols, (size_t)(rows * cols) * 4);
     free(all);
     return out;
+}
+
+/* Values of some columns of the same rows. */
+static void check_columns(const host_weight *h, uint64_t col, uint64_t cols, qc_dtype dtype)
+{
+    char what[120];
+    const uint64_t rows = h->w.rows, ld = (cols + 7) / 8 * 8;
+    const size_t each = qt_size(dtype);
+    snprintf(what, sizeof what, "%s columns %" PRIu64 "+%" PRIu64 " of %" PRIu64 " %s",
+             h->w.form.ops->name, col, cols, h->w.form.cols, qc_dtype_name(dtype));
+    float *values = values_of(h, 0, rows);
+    unsigned char *want = qt_alloc(rows * ld, each);
+    memset(want, 0, (size_t)(rows * ld) * each);
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t overflow;
+        qc_quant_ops_for(QC_ISA_SCALAR)
+            ->cast(values + row * h->w.form.cols + col, QC_DTYPE_F32, cols, want + row * ld * each,
+                   dtype, &overflow);
+    }
+    qc_weights w = h->w;
+    const qc_weights_part part = {0, rows, col, cols};
+    qd_buffer d_codes = qd_new_from(h->codes, (size_t)h->code_bytes, 0);
+    qd_buffer d_scales = qd_new_from(h->scales, (size_t)h->blocks * 4, 4);
+    qd_buffer d_out = qd_new((size_t)(rows * ld) * each, 0);
+    w.codes = d_codes.p;
+    w.absmax = d_scales.p;
+    QD_OK(qc_cuda_dequantize_part(&w, &part, d_out.p, dtype, ld, NULL, NULL, qd.stream, &qd.err));
+    unsigned char *got = qd_take(&d_out, what);
+    qd_same(got, want, (size_t)(rows * ld) * each, what);
+    free(got), free(want), free(values);
+    qd_drop(&d_codes), qd_drop(&d_scales);
 }
 
 static void check_dequantize(const host_weight *h, int code_map, uint64_t first_row, uint64_t rows,
@@ -201,7 +240,8 @@ TEST(test_shapes)
                     can_be_nested(&forms[k]) && s % 2 ? SCALES_NESTED : SCALES_SMALL;
                 host_weight h = make_weight(&rng, &forms[k], shapes[s][0], shapes[s][1],
                                             s % 3 ? 64 : 32, scales, 0);
-                check_dequantize(&h, 0, 0, h.w.rows, types[t], shapes[s][2], 0, NULL);
+                check_dequantize(&h, 0, 0, h.w.rows, types[t],
+                                 h.w.form.cols + shapes[s][2] - shapes[s][1], 0, NULL);
                 drop_weight(&h);
             }
 }
@@ -217,9 +257,24 @@ TEST(test_rows_of_weight)
             for (int t = 0; t < 3; t++)
                 for (uint64_t first = 0; first < 11; first += 3 * qt_every(2)) {
                     uint64_t rows = qt_below(&rng, 12 - first);
-                    check_dequantize(&h, 1, first, rows, types[t], cols[c], first % 2, NULL);
-                    check_dequantize(&h, 1, first, rows, types[t], cols[c] + 8, 0, NULL);
+                    const uint64_t ld = h.w.form.cols;
+                    check_dequantize(&h, 1, first, rows, types[t], ld, first % 2, NULL);
+                    check_dequantize(&h, 1, first, rows, types[t], ld + 8, 0, NULL);
                 }
+            drop_weight(&h);
+        }
+}
+
+/* Columns that begin within a block, a word or a byte, and end there. */
+TEST(test_columns_of_weight)
+{
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t parts[][2] = {{0, 64}, {8, 72}, {24, 13}, {3, 40}, {61, 67}, {56, 80}};
+    for (size_t k = 0; k < FORMS; k++)
+        for (int c = 0; c < 2; c++) {
+            host_weight h = make_weight(&rng, &forms[k], 5, c ? 136 : 141, 64, SCALES_SMALL, 0);
+            for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+                check_columns(&h, parts[i][0], parts[i][1], types[i % 3]);
             drop_weight(&h);
         }
 }
@@ -243,7 +298,7 @@ TEST(test_gap_behind_large)
     for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++) {
             host_weight h = make_weight(&rng, &forms[k], 9, 72, 64, SCALES_LARGE, 0);
-            check_dequantize(&h, 0, 0, 9, types[t], 96, 0, NULL);
+            check_dequantize(&h, 0, 0, 9, types[t], h.w.form.cols + 24, 0, NULL);
             drop_weight(&h);
         }
 }

@@ -555,24 +555,32 @@ TEST(refit_is_the_best)
     }
 }
 
-/* An odd number of codes, in every form, as qc_form_put_code stores them. */
+/* An odd number of codes, in every form, as qc_form_put_code stores them. Behind rows of words are
+ * zeros. */
 TEST(codes_are_packed)
 {
-    static const qc_form_ops *const forms[] = {&qc_form_nf4, &qc_form_int8_rows, &qc_form_w4a16,
-                                               &qc_form_w8a16, &qc_form_w8a8};
-    for (unsigned f = 0; f < sizeof forms / sizeof *forms; f++) {
-        const qc_form form = {.ops = forms[f]};
-        const uint64_t elems = 9 * 31, bytes = qc_form_code_bytes(&form, elems);
-        piece t = make_piece(forms[f], 9, 31, 0);
+    static const qc_form_ops *const forms[] = {
+        &qc_form_nf4,   &qc_form_int8_rows, &qc_form_w2a16, &qc_form_w3a16, &qc_form_w4a16,
+        &qc_form_w5a16, &qc_form_w6a16,     &qc_form_w7a16, &qc_form_w8a16, &qc_form_w8a8};
+    for (unsigned f = 0; f < 2 * sizeof forms / sizeof *forms; f++) {
+        const qc_form_ops *ops = forms[f / 2];
+        const uint64_t rows = 9, cols = f % 2 ? 32 : 31, elems = rows * cols;
+        piece t = make_piece(ops, rows, cols, 0);
+        const uint64_t bytes = qc_form_code_bytes(&t.form, elems);
         uint8_t *want = qt_alloc(bytes, 1);
+        memset(want, 0, bytes);
         for (uint64_t i = 0; i < elems; i++)
-            qc_form_put_code(forms[f], want, i, t.codes[i] + stored(forms[f]));
-        if (forms[f]->bits == 4)
-            qc_form_put_code(forms[f], want, elems, forms[f]->zero);
+            if (qc_form_has_gaps(&t.form))
+                qc_form_put_code(ops, want + i / cols * qc_form_row_bytes(&t.form), i % cols,
+                                 t.codes[i] + stored(ops));
+            else
+                qc_form_put_code(ops, want, i, t.codes[i] + stored(ops));
+        if (ops->bits == 4 && elems % 2)
+            qc_form_put_code(ops, want, elems, ops->zero);
         qd_buffer packed = qd_new(bytes, 0);
-        QD_OK(qc_cuda_rows_pack(forms[f], t.d_codes.p, elems, packed.p, qd.stream, &qd.err));
+        QD_OK(qc_cuda_rows_pack(&t.form, t.d_codes.p, elems, packed.p, qd.stream, &qd.err));
         uint8_t *got = qd_take(&packed, "packed");
-        qd_same(got, want, bytes, forms[f]->name);
+        qd_same(got, want, bytes, ops->name);
         free(got);
         free(want);
         free_piece(&t);

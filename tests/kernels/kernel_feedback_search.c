@@ -45,6 +45,11 @@ static const a_case cases[] = {
     {{.ops = &qc_form_w4a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 4, 128, TINY, 1},
     {{.ops = &qc_form_w4a16, .block_elems = 64, .scale_dtype = QC_DTYPE_BF16}, 4, 128, ZEROS, 1},
     {{.ops = &qc_form_w4a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 4, 128, HUGE_ONES, 0},
+    {{.ops = &qc_form_w2a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 6, 128, ANY, 1},
+    {{.ops = &qc_form_w3a16, .block_elems = 128, .scale_dtype = QC_DTYPE_BF16}, 6, 256, ANY, 1},
+    {{.ops = &qc_form_w5a16, .block_elems = 128, .scale_dtype = QC_DTYPE_F16}, 6, 256, ANY, 1},
+    {{.ops = &qc_form_w6a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}, 7, 300, ANY, 0},
+    {{.ops = &qc_form_w7a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F32}, 6, 96, TINY, 1},
     {{.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 6, 128, ANY, 1},
     {{.ops = &qc_form_w8a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}, 7, 300, ZEROS, 1},
     {{.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}, 5, 65, TINY, 0},
@@ -165,8 +170,11 @@ TEST(hard_values)
         qc_dtype scale_dtype;
     } kinds[] = {
         {&qc_form_nf4, 0, 1, QC_DTYPE_F32},       {&qc_form_int8_blocks, 0, 1, QC_DTYPE_F32},
-        {&qc_form_int8_rows, 1, 0, QC_DTYPE_F32}, {&qc_form_w4a16, 0, 0, QC_DTYPE_F16},
-        {&qc_form_w8a16, 0, 0, QC_DTYPE_BF16},    {&qc_form_w8a8, 1, 0, QC_DTYPE_F16}};
+        {&qc_form_int8_rows, 1, 0, QC_DTYPE_F32}, {&qc_form_w2a16, 0, 0, QC_DTYPE_F16},
+        {&qc_form_w3a16, 1, 0, QC_DTYPE_F32},     {&qc_form_w4a16, 0, 0, QC_DTYPE_F16},
+        {&qc_form_w5a16, 0, 0, QC_DTYPE_BF16},    {&qc_form_w6a16, 0, 0, QC_DTYPE_F16},
+        {&qc_form_w7a16, 1, 0, QC_DTYPE_F16},     {&qc_form_w8a16, 0, 0, QC_DTYPE_BF16},
+        {&qc_form_w8a8, 1, 0, QC_DTYPE_F16}};
     enum { COUNT = sizeof kinds / sizeof *kinds };
     qt_rng rng = qt_rng_start("gpu scales of hard values");
     for (unsigned i = 0; i < COUNT * QD_KINDS; i++) {

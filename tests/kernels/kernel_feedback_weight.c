@@ -11,8 +11,7 @@ static void compare(const made *got, const made *want, double most, const char *
     const uint64_t elems = want->rows * want->n;
     uint64_t codes = 0, scales = 0;
     for (uint64_t i = 0; i < elems; i++)
-        codes += qc_form_code_at(got->form.ops, got->codes, i) !=
-                 qc_form_code_at(want->form.ops, want->codes, i);
+        codes += code_of(got, i) != code_of(want, i);
     for (uint64_t b = 0; b < want->blocks; b++)
         scales += fabsf(got->absmax[b] - want->absmax[b]) > 1e-5f * fabsf(want->absmax[b]);
     if (getenv("QC_TEST_SHOW"))
@@ -40,9 +39,9 @@ typedef struct {
     qc_dtype dtype;
 } a_case;
 
-#define W4(block, dtype)                                                                           \
+#define PACKED(bits, block, dtype)                                                                 \
     {                                                                                              \
-        .ops = &qc_form_w4a16, .block_elems = (block), .scale_dtype = QC_DTYPE_##dtype             \
+        .ops = &qc_form_w##bits##a16, .block_elems = (block), .scale_dtype = QC_DTYPE_##dtype      \
     }
 
 /* Small ones, and n above a super of 512 columns. */
@@ -81,27 +80,18 @@ static const a_case cases[] = {
      2,
      QC_DTYPE_F32},
     {{.ops = &qc_form_nf4, .block_elems = 1024, .nested = 0}, 3, 1024, 0, 0, 0, 1, QC_DTYPE_F32},
-    {W4(128, BF16), 40, 256, 1, 1, 0, 3, QC_DTYPE_BF16},
-    {W4(32, F16), 70, 96, 0, 0, 0, 2, QC_DTYPE_F16},
-    {W4(64, F16), 33, 101, 0, 0, 1, 2, QC_DTYPE_F32},
-    {W4(0, F32), 12, 600, 0, 0, 0, 2, QC_DTYPE_F32},
-    {W4(0, BF16), 9, 75, 0, 1, 1, 1, QC_DTYPE_F32},
-    {{.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16},
-     40,
-     128,
-     1,
-     0,
-     1,
-     2,
-     QC_DTYPE_F16},
-    {{.ops = &qc_form_w8a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16},
-     10,
-     520,
-     0,
-     0,
-     0,
-     2,
-     QC_DTYPE_BF16},
+    {PACKED(4, 128, BF16), 40, 256, 1, 1, 0, 3, QC_DTYPE_BF16},
+    {PACKED(4, 32, F16), 70, 96, 0, 0, 0, 2, QC_DTYPE_F16},
+    {PACKED(4, 0, F32), 12, 600, 0, 0, 0, 2, QC_DTYPE_F32},
+    {PACKED(4, 0, BF16), 9, 75, 0, 1, 1, 1, QC_DTYPE_F32},
+    {PACKED(2, 64, F16), 33, 128, 0, 0, 1, 2, QC_DTYPE_F32},
+    {PACKED(3, 128, BF16), 40, 256, 1, 1, 0, 2, QC_DTYPE_BF16},
+    {PACKED(5, 32, F16), 70, 96, 0, 0, 1, 2, QC_DTYPE_F16},
+    {PACKED(5, 0, BF16), 9, 75, 0, 1, 1, 1, QC_DTYPE_F32},
+    {PACKED(6, 64, BF16), 40, 128, 1, 0, 0, 2, QC_DTYPE_F32},
+    {PACKED(7, 0, F32), 12, 600, 0, 0, 1, 2, QC_DTYPE_F32},
+    {PACKED(8, 64, F16), 40, 128, 1, 0, 1, 2, QC_DTYPE_F16},
+    {PACKED(8, 0, BF16), 10, 520, 0, 0, 0, 2, QC_DTYPE_BF16},
     {{.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_F16},
      37,
      50,

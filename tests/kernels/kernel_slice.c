@@ -156,7 +156,8 @@ TEST(test_part_of_a_part)
 /* Integers have one path. They are cut at multiples of 32, too. */
 TEST(test_integers)
 {
-    static const qc_form_kind kinds[] = {QC_FORM_W4A16, QC_FORM_W8A16, QC_FORM_W8A8};
+    static const qc_form_kind kinds[] = {QC_FORM_W4A16, QC_FORM_W8A16, QC_FORM_W8A8, QC_FORM_W3A16,
+                                         QC_FORM_W5A16};
     for (size_t i = 0; i < COUNT(kinds); i++)
         for (unsigned odd = 0; odd < 2; odd++) {
             const km_spec spec = {.kind = kinds[i],

@@ -43,7 +43,7 @@ static void begin(problem *p, uint32_t segments, uint32_t devices)
 /* Sizes and costs as the candidates have them, with noise; sometimes one is missing. */
 static void add_item(problem *p, uint32_t segment)
 {
-    static const double bits[QC_CANDIDATES] = {4.13, 4.25, 8.03, 16};
+    static const double bits[QC_CANDIDATES] = {4.13, 4.25, 8.03, [QC_CANDIDATE_16BIT] = 16};
     static const double cost[QC_CANDIDATES] = {8.5e-3, 7e-3, 5e-5, 0};
     qc_auto_item *it = &p->items[p->task.item_count++];
     double elems = 20 + 200 * unit(), weight = 0.1 + unit();
@@ -51,7 +51,7 @@ static void add_item(problem *p, uint32_t segment)
     for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         it->bytes[c] = (uint64_t)(elems * bits[c] / 8 * (0.9 + 0.2 * unit())) + 1;
         it->cost[c] = cost[c] * weight * (0.7 + 0.6 * unit());
-        if (c != 3 && rng() % 10 == 0)
+        if (c != QC_CANDIDATE_16BIT && (bits[c] < 1 || rng() % 10 == 0))
             it->cost[c] = (double)NAN;
     }
 }
@@ -148,7 +148,7 @@ static void random_problem(problem *p)
     uint64_t least = 0, most = 0;
     for (uint32_t i = 0; i < p->task.item_count; i++) {
         least += p->items[i].bytes[0];
-        most += p->items[i].bytes[3];
+        most += p->items[i].bytes[QC_CANDIDATE_16BIT];
     }
     for (uint32_t d = 0; d < p->task.device_count; d++)
         p->room[d] = 20 + (uint64_t)((double)least * 0.5 / p->task.device_count +

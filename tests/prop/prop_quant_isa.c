@@ -65,20 +65,32 @@ static void compare_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_
     output_free(&scb);
 }
 
-static const qc_int_codes int_kinds[] = {
-    {4, 8, QC_DTYPE_F32},   {4, 8, QC_DTYPE_F16},   {4, 8, QC_DTYPE_BF16},
-    {8, 128, QC_DTYPE_F32}, {8, 128, QC_DTYPE_F16}, {8, 128, QC_DTYPE_BF16},
-    {8, 0, QC_DTYPE_F32},   {8, 0, QC_DTYPE_F16},   {8, 0, QC_DTYPE_BF16}};
-#define INT_KINDS (sizeof int_kinds / sizeof *int_kinds)
+#define INT_KINDS 24u /* 2 to 8 bits with a bias, 8 without, in scales of each type */
+
+static qc_int_codes int_kind(unsigned k)
+{
+    static const qc_dtype scales[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+    const unsigned bits = k / 3 < 7 ? 2 + k / 3 : 8;
+    return (qc_int_codes){
+        .bits = bits, .bias = k / 3 < 7 ? 1u << (bits - 1) : 0, .scale_dtype = scales[k % 3]};
+}
+
+/* Words for groups that do not fill them, of the widths that have such rows. */
+static uint64_t stride_of(const qc_int_codes *how, uint64_t group)
+{
+    return how->bits % 4 == 0 ? 0 : (group * how->bits + 31) / 32 * 4;
+}
 
 /* Quantizes whole groups as integers of one kind and reads them back. */
-static void compare_ints(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t groups,
+static void compare_ints(qc_int_codes given, const void *src, qc_dtype dtype, uint64_t groups,
                          uint64_t group)
 {
     static const qc_dtype targets[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     char where[128];
     const uint64_t n = groups * group;
-    output codes = output_new(how->bits == 4 ? n / 2 : n);
+    const qc_int_codes *how = &given;
+    given.stride = stride_of(how, group);
+    output codes = output_new(groups * qc_int_stride(how, group));
     output scales = output_new(groups * sizeof(float));
     qc_piece_sums sums[SIDES];
     snprintf(where, sizeof where, "int%u of %s, scales %s, %" PRIu64 " x %" PRIu64, how->bits,
@@ -311,7 +323,7 @@ TEST(test_random_lengths)
         compare_rows(m + shift, dtype, n / cols, cols);
         const uint64_t group =
             qt_below(&rng, 2) ? block_sizes[qt_below(&rng, 4)] : 2 + 2 * qt_below(&rng, 150);
-        compare_ints(&int_kinds[round % INT_KINDS], m + shift, dtype, n / group, group);
+        compare_ints(int_kind(round % INT_KINDS), m + shift, dtype, n / group, group);
         free(m);
     }
 }
@@ -415,8 +427,9 @@ TEST(test_rows)
                         qt_put(m + shift, dtype, i, fmod(x, 60000.0));
                 }
                 compare_rows(m + shift, dtype, rows, widths[w]);
-                for (unsigned i = 0; widths[w] % 2 == 0 && i < INT_KINDS; i++)
-                    compare_ints(&int_kinds[i], m + shift, dtype, rows, widths[w]);
+                for (unsigned i = 0; i < INT_KINDS; i++)
+                    if (widths[w] % 2 == 0 || int_kind(i).bits % 4 != 0)
+                        compare_ints(int_kind(i), m + shift, dtype, rows, widths[w]);
                 free(m);
             }
         }
@@ -445,7 +458,7 @@ TEST(test_offenders)
                 compare_quantizers(m + 3, dtype, n, 64);
                 compare_rows(m + 3, dtype, 5, n / 5);
                 compare_rows(m + 3, dtype, 1, n);
-                compare_ints(&int_kinds[i % INT_KINDS], m + 3, dtype, 5, 32);
+                compare_ints(int_kind((unsigned)i % INT_KINDS), m + 3, dtype, 5, 32);
                 qt_put(m + 3, dtype, n - 1, last);
                 qt_put(m + 3, dtype, i, kept);
             }
@@ -468,7 +481,7 @@ TEST(test_dequantizers)
         unsigned shift = (unsigned)qt_below(&rng, 4);
         for (unsigned i = 0; i < 16; i++)
             map[i] = mode == 0 ? (float)(qt_uniform(&rng) * 2 - 1) : qc_nf4_code[i];
-        for (unsigned i = 0; i < 10000; i++) {
+        for (unsigned i = 0; i < 20000; i++) {
             codes[i] = (unsigned char)qt_next(&rng);
             scales[i] = mode == 1   ? qt_any_float(&rng)
                         : mode == 2 ? 70000.0f * (float)qt_uniform(&rng)
@@ -480,8 +493,10 @@ TEST(test_dequantizers)
             compare_dequantize(FROM_INT8_ROWS, codes, scales, map, n / cols * cols, cols,
                                targets[t], shift);
             const uint64_t group = round % 2 ? block : cols + cols % 2;
-            compare_int_dequantize(&int_kinds[round % INT_KINDS], codes, scales, n / group * group,
-                                   group, targets[t], shift);
+            qc_int_codes how = int_kind(round % INT_KINDS);
+            how.stride = stride_of(&how, group);
+            compare_int_dequantize(&how, codes, scales, n / group * group, group, targets[t],
+                                   shift);
         }
     }
     free(scales);

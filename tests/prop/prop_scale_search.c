@@ -152,16 +152,22 @@ TEST(blocks_are_equal)
 
 TEST(integers_are_equal)
 {
-    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8,
+                                               &qc_form_w2a16, &qc_form_w3a16, &qc_form_w5a16,
+                                               &qc_form_w6a16, &qc_form_w7a16};
+    enum { FORMS = sizeof forms / sizeof *forms };
     static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     qt_rng rng = qt_rng_start("integers_are_equal");
-    for (unsigned round = 0; round < 240; round++) {
+    for (unsigned round = 0; round < 640; round++) {
         const unsigned kind = round % KINDS;
+        const qc_form_ops *ops = forms[qt_below(&rng, FORMS)];
+        const uint32_t odd = ops->words ? (uint32_t)qt_below(&rng, 2) : 0;
         const qc_dtype dtype = qt_float_types[qt_below(&rng, 4)];
         const int by_rows = qt_below(&rng, 3) == 0;
-        const uint32_t group = by_rows ? 2 + 2 * (uint32_t)qt_below(&rng, round % 4 ? 99 : 1500)
-                                       : block_sizes[qt_below(&rng, round % 8 ? 4 : 8)];
-        const qc_form form = {.ops = forms[qt_below(&rng, 3)],
+        const uint32_t group = by_rows
+                                   ? 2 + 2 * (uint32_t)qt_below(&rng, round % 4 ? 99 : 1500) + odd
+                                   : block_sizes[qt_below(&rng, round % 8 ? 4 : 8)];
+        const qc_form form = {.ops = ops,
                               .block_elems = by_rows ? 0 : group,
                               .cols = group,
                               .scale_dtype = scale_types[qt_below(&rng, 3)]};

@@ -124,7 +124,22 @@ class Shown(Case):
             self.assertEqual(str(result), self.ok(*argv).rstrip("\n"))
             self.assertTrue(result._repr_html_().startswith("<pre>"))
             self.assertNotIn(" <", result._repr_html_()[5:-6])
-        self.assertIn("Plan(model=", str(qconv.Plan.from_json(qconv.plan(MODEL, vram="1GB").json)))
+
+    def test_other_answers(self):
+        """Their members, and as tables those that are lists of objects."""
+        qconv.convert(MODEL, "out", to="nf4", compress="none")
+        found = qconv.verify("out", against=MODEL)
+        lines = str(found).splitlines()
+        self.assertIn("quantized       28", lines)
+        heads = next(line for line in lines if line.startswith("  name"))
+        self.assertEqual(heads.split()[:4], ["name", "source", "kind", "scheme"])
+        row = next(line for line in lines if line.startswith("  model.layers.0.mlp.down_proj.weight"))
+        error = next(r for r in found.rows if r["name"] == row.split()[0])["error"]
+        self.assertEqual(row[:heads.index(" error") + len(" error")].split()[-1], "%.5g" % error)
+        self.assertEqual(lines[-1], "  and %d more in json" % (len(found.rows) - 20))
+        self.assertNotIn("quantized_layers=", str(qconv.validate("out", against=MODEL, sample=1, m=[1])))
+        self.assertRegex(str(qconv.Plan.from_json(qconv.plan(MODEL, vram="1GB").json)), r"(?m)^devices \(1\)$")
+        self.assertEqual(found._repr_html_()[:15], "<pre>command   ")
 
     def test_names(self):
         self.assertEqual(qconv.__version__, qconv.version())

@@ -13,35 +13,35 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS / "cli")]
 from qconv import errors  # noqa: E402
 from qconv._cut import cut  # noqa: E402
+from qconv._library import code_bits  # noqa: E402
 from qconv_case import SANITIZED  # noqa: E402
 
 SMALLEST = 32  # elements of a block
+WORDS = tuple(f"w{bits}a16" for bits in range(2, 9))
 SEED = random.SystemRandom().randrange(1 << 32)
 BLOCKS = (0, 32, 64, 128, 1024, 4096)
 
 
-def form(block, bits):
-    if not block:
-        return "w4a16" if bits == 4 else "int8"
-    return "nf4" if bits == 4 else "int8-block"
+def row_bits(form, cols):
+    """From the codes of a row to those of the next. They are packed to words, but 4 and 8 bits without a gap."""
+    bits = code_bits(form)
+    return -(-cols * bits // 32) * 32 if form in WORDS and bits not in (4, 8) else cols * bits
 
 
-def elements(c, bits):
-    """Rows of (index of the code, index of the scale, index of the scale's group) in the whole weight, as one reads
-    them from the slice. Codes are counted by their bits: what is read is a list of bits."""
-    row_bytes, first_row, rows, first_byte, count = c.codes(bits)
+def elements(c, form):
+    """Rows of (bit where the code begins, index of the scale) in the whole weight, as one reads them from the slice.
+    What is read is a list of bits."""
+    bits, apart = code_bits(form), row_bits(form, c.cols)
+    row_bytes, first_row, rows, first_byte, count = c.codes(form)
     read = [8 * (row * row_bytes + first_byte) + bit
             for row in range(first_row, first_row + rows) for bit in range(8 * count)]
-    codes = [bit // bits for bit in read[::bits]]
-    flat = [(codes[i], c.scale(i // c.block if c.block else i // c.cols)) for i in range(c.rows * c.cols)]
-    return [flat[row * c.cols:(row + 1) * c.cols] for row in range(c.skip, c.rows)]
+    return [[(read[row * apart + col * bits], c.scale((row * c.cols + col) // (c.block or c.cols)))
+             for col in range(c.cols)] for row in range(c.skip, c.rows)]
 
 
-def whole(shape, block, rows, cols):
-    def of(row, col):
-        at = row * shape[1] + col
-        return at, at // block if block else row
-    return [[of(row, col) for col in range(*cols)] for row in range(*rows)]
+def whole(shape, form, block, rows, cols):
+    return [[(row * row_bits(form, shape[1]) + col * code_bits(form), (row * shape[1] + col) // (block or shape[1]))
+             for col in range(*cols)] for row in range(*rows)]
 
 
 @unittest.skipIf(SANITIZED, "Python cannot load a library with sanitizers")
@@ -53,28 +53,35 @@ class Cuts(unittest.TestCase):
         a, b = sorted(self.random.sample(range(n // unit + 1), 2))
         return a * unit, b * unit
 
-    def check(self, shape, block, bits, rows, cols):
-        words = f"seed {SEED}: {shape}, block {block}, {bits} bits, rows {rows}, columns {cols}"
-        c = cut("w", form(block, bits), shape, block, 0, rows, cols)
-        self.assertTrue(elements(c, bits) == whole(shape, block, rows, cols), words)
+    def form(self, shape, block):
+        """One that may have this block: those of words have whole groups in a row."""
+        if not block:
+            return self.random.choice(("int8", *WORDS))
+        return self.random.choice(("nf4", "int8-block", *(WORDS if shape[1] % block == 0 else ())))
+
+    def check(self, shape, block, form, rows, cols):
+        words = f"seed {SEED}: {shape}, block {block}, {form}, rows {rows}, columns {cols}"
+        c = cut("w", form, shape, block, 0, rows, cols)
+        self.assertTrue(elements(c, form) == whole(shape, form, block, rows, cols), words)
         self.assertLess(c.skip, max(block, 2), words)
         return c
 
     def test_whole_rows(self):
         for _ in range(60):
             shape = self.random.randint(1, 40), self.random.choice([1, 7, 32, 70, 96, 440])
-            self.check(shape, self.random.choice(BLOCKS), self.random.choice([4, 8]), self.span(shape[0]),
-                       (0, shape[1]))
+            block = self.random.choice(BLOCKS)
+            self.check(shape, block, self.form(shape, block), self.span(shape[0]), (0, shape[1]))
 
-    def test_codes_that_share_a_byte_with_another_row(self):
-        for rows in ((3, 6), (2, 3), (5, 6)):
-            self.check((6, 7), 0, 4, rows, (0, 7))
+    def test_rows_of_words(self):
+        for form in WORDS:
+            for rows in ((3, 6), (2, 3), (5, 6)):
+                self.check((6, 7), 0, form, rows, (0, 7))
 
     def test_rows_that_begin_with_a_block_are_all_that_is_read(self):
         for _ in range(25):
             shape, block = (32, self.random.choice([96, 440, 512])), self.random.choice(BLOCKS[1:])
             step = self.random.choice([r for r in range(33) if r * shape[1] % block == 0])
-            c = self.check(shape, block, 4, (step, 32), (0, shape[1])) if step < 32 else None
+            c = self.check(shape, block, "nf4", (step, 32), (0, shape[1])) if step < 32 else None
             self.assertTrue(c is None or c.skip == 0)
 
     def test_columns(self):
@@ -82,12 +89,13 @@ class Cuts(unittest.TestCase):
             shape = self.random.randint(1, 12), SMALLEST * self.random.randint(1, 12)
             block = self.random.choice(BLOCKS)
             cols = self.span(shape[1], self.random.choice([SMALLEST, 64]) if shape[1] > 64 else SMALLEST)
-            c = self.check(shape, block, self.random.choice([4, 8]), self.span(shape[0]), cols)
+            c = self.check(shape, block, self.form(shape, block), self.span(shape[0]), cols)
             self.assertTrue(not block or SMALLEST <= c.block <= block)
 
     def test_a_cut_on_blocks_keeps_the_block(self):
-        self.assertEqual(self.check((4, 512), 64, 4, (0, 4), (256, 512)).block, 64)
-        self.assertEqual(self.check((4, 192), 64, 4, (0, 4), (96, 192)).block, 32)
+        for form in ("nf4", *WORDS):
+            self.assertEqual(self.check((4, 512), 64, form, (0, 4), (256, 512)).block, 64)
+            self.assertEqual(self.check((4, 192), 64, form, (0, 4), (96, 192)).block, 32)
 
     def test_scales_of_a_group_share_theirs(self):
         for _ in range(100):

@@ -10,6 +10,7 @@ or the change is harmless, which harmless_mutants.txt says with the reason.
   fragment  one index of a fragment in the shim's matrix wrappers is another
   slice     one step of an epilogue or one use of where a slice begins is left out (SLICE)
   ring      one of the rules by which matmul_ring.cu shares stages and sums is broken (RING)
+  pack      one step of packing codes, or of taking them out of bytes and words, is wrong (PACK)
 
   mutate_kernels.py --build BUILD [--kind KIND]... [--file NAME]... [--sample N] [--seed S] [--list]
 
@@ -86,6 +87,21 @@ RING = [("kernels/matmul_ring.cu", "qc_cp_async_wait<S::stages - 2>();", "qc_cp_
         ("kernels/matmul_ring.cuh", "sums + p.piece * each", "sums + (a.ring.pieces - 1 - p.piece) * each"),
         ("kernels/matmul_ring.cuh", "!= a.ring.pieces - 1)", "!= (a.ring.pieces - 1) / 2)"),
         ("kernels/matmul_ring.cuh", "(p.turn >> a.ring.slots_log) + 1", "(p.turn >> a.ring.slots_log)")]
+# What lies behind a byte, a word or the codes of a row is not taken, not written or not cleared; and a unit.
+PACK = [("kernels/cuda_scale_search_internal.cuh", "value | next << (wide - inside)", "value", "kernels/cuda_scale_search.cu"),
+        ("kernels/cuda_scale_search_internal.cuh", "16) << 2 * bits", "16) << bits", "kernels/cuda_scale_search.cu"),
+        ("kernels/cuda_scale_search_internal.cuh", "at + l < n ? (uint32_t)((int)q + how.zero) : 0",
+         "(uint32_t)((int)q + how.zero)", "kernels/cuda_scale_search_rows.cu"),
+        ("kernels/cuda_scale_search_internal.cuh", "at < n && at + 16 >= n && byte < end", "false",
+         "kernels/cuda_scale_search_rows.cu"),
+        ("kernels/cuda_scale_search_rows.cu", "row * job.row_bytes", "row * job.a.cols * job.how.bits / 8", None),
+        ("kernels/cuda_dequantize.cu", "8 * job.bits > 32", "8 * job.bits > 40", None),
+        ("kernels/cuda_dequantize.cu", "8 * job.bits > 64", "8 * job.bits > 72", None),
+        ("kernels/cuda_dequantize.cu", "(bit % 8 + job.bits - 1) / 8", "0", None),
+        ("kernels/cuda_dequantize.cu", "job.by_rows)", "true)", None),
+        ("kernels/cuda_feedback_rows.cu", "stored_code(how, from, k) >> cut", "stored_code(how, from, k)", None),
+        ("kernels/cuda_feedback_rows.cu", "have < 8", "have < 7", None),
+        ("kernels/cuda_feedback_rows.cu", "gaps ? qc_form_row_bytes(form) : bytes", "bytes", None)]
 
 
 class Mutant:
@@ -130,6 +146,11 @@ def mutants_of(path):
         if changed == path:
             at = code.index(old)
             found.append(Mutant(path, "ring", at, at + len(old), text, new))
+    for changed, old, new, unit in PACK:
+        if changed == path:
+            at = code.index(old)
+            found.append(Mutant(path, "pack", at, at + len(old), text, new))
+            found[-1].unit = unit
     if path == WRAPPERS:
         begin = code.index("ldmatrix_compute")
         for old, new in FRAGMENT:
@@ -247,7 +268,7 @@ def judge(build, mutant):
             f.write(mutant.text)
         units = ["tests/kernels/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
             else [mutant.unit] if mutant.unit else includers(mutant.path)
-        about = {u: ["slice"] if mutant.unit else TESTS[u] for u in units}
+        about = {u: ["slice"] if mutant.kind == "slice" else TESTS[u] for u in units}
         objects = {}
         topics = []
         for unit in units:
@@ -286,7 +307,7 @@ def harmless_list():
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--build", required=True)
-    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment", "slice", "ring"])
+    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment", "slice", "ring", "pack"])
     p.add_argument("--file", action="append")
     p.add_argument("--sample", type=int)
     p.add_argument("--seed", type=int, default=1)

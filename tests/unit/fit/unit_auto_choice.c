@@ -77,7 +77,7 @@ TEST(test_schemes_option)
     unsigned c = 0;
     qc_error err = {0};
     assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = NULL}, &c, &err), QC_OK);
-    assert_int_equal(c, 15);
+    assert_int_equal(c, 7 | 1u << QC_CANDIDATE_16BIT);
     assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = "int8,nf4-32"}, &c, &err),
                      QC_OK);
     assert_int_equal(c, (1u << QC_CANDIDATE_INT8) | (1u << QC_CANDIDATE_NF4_32));
@@ -154,7 +154,7 @@ TEST(test_between)
         assert_true(r.bound <= r.predicted * (1 + 1e-9));
     }
     assert_true(before < 1e-12); /* the last had room for all */
-    assert_true((kinds & 0xd) == 0xd);
+    assert_int_equal(kinds & ~(1u << QC_CANDIDATE_NF4_32), 5 | 1u << QC_CANDIDATE_16BIT);
 }
 
 TEST(test_candidates_and_rules)
@@ -338,7 +338,7 @@ TEST(test_notes)
     choose_ok(&f, &r, "A100-40GB");
     assert_int_equal(r.note_count, 0);
     choose_ok(&f, &r, "A100-40GB+V100-16GB");
-    assert_int_equal(r.candidates, 15 & ~(1u << QC_CANDIDATE_INT8));
+    assert_int_equal(r.candidates, 3 | 1u << QC_CANDIDATE_16BIT);
     assert_true(r.note_count == 1 && strstr(r.notes[0], "V100-16GB"));
     f.options.schemes = "nf4,int8";
     choose_ok(&f, &r, "V100-16GB");

@@ -12,7 +12,20 @@
 
 #include <math.h>
 
-enum { ALL = 7 };
+/* The candidates of bitsandbytes, each at its first step. */
+static const qc_candidate_form *forms(void)
+{
+    static qc_candidate_form all[QC_CANDIDATES];
+    static const qc_recipe_options bitsandbytes;
+    for (unsigned c = 0; c < QC_CANDIDATES; c++)
+        (void)qc_candidate_step(&qc_candidates_of(&bitsandbytes)[c], 0, &all[c]);
+    return all;
+}
+
+static qc_auto_sample sample_of(uint64_t rows, uint64_t cols)
+{
+    return (qc_auto_sample){.rows = rows, .cols = cols, .wanted = 7, .forms = forms()};
+}
 
 static uint64_t rng_state = 88172645463325252u;
 
@@ -72,11 +85,10 @@ static void drop(fixture *f)
 static qc_auto_sample measure(const fixture *f, int transpose, int double_quant)
 {
     qc_error err = {0};
-    qc_auto_sample s = {.rows = transpose ? f->cols : f->rows,
-                        .cols = transpose ? f->rows : f->cols,
-                        .transpose = transpose};
+    qc_auto_sample s = sample_of(transpose ? f->cols : f->rows, transpose ? f->rows : f->cols);
+    s.transpose = transpose;
     test_must(qc_auto_measure(
-                  &s, 1, f->model, ALL,
+                  &s, 1, f->model,
                   &(qc_recipe_options){.double_quant = double_quant, .scale = QC_SCALE_ABSMAX}, 1,
                   &err),
               &err);
@@ -129,7 +141,7 @@ TEST(test_whole)
     assert_true(s.rows_read == 48 && s.bytes_read == 48u * 70 * 4);
     for (unsigned c = 0; c < 3; c++)
         near(s.rel_mse[c], direct(f.data, 48, 70, c), 1e-4);
-    assert_true(s.rel_mse[3] <= 0 && s.rel_mse[3] >= 0);
+    assert_true(s.rel_mse[QC_CANDIDATE_16BIT] <= 0 && s.rel_mse[QC_CANDIDATE_16BIT] >= 0);
     qc_auto_sample d = measure(&f, 0, 1); /* scales of the scales cost a little */
     assert_true(d.rel_mse[0] > s.rel_mse[0] && d.rel_mse[0] < 1.05 * s.rel_mse[0]);
     drop(&f);
@@ -202,7 +214,7 @@ TEST(test_what_cannot_be)
     make(&f, 8, 64, one_nan);
     qc_auto_sample s = measure(&f, 0, 1);
     assert_true(s.not_finite && isnan(s.rel_mse[0]) && isnan(s.rel_mse[1]) && isnan(s.rel_mse[2]));
-    assert_true(s.rel_mse[3] >= 0);
+    assert_true(s.rel_mse[QC_CANDIDATE_16BIT] >= 0);
     drop(&f);
     make(&f, 8, 64, one_large); /* beyond float16: no int8 */
     s = measure(&f, 0, 1);
@@ -258,9 +270,10 @@ TEST(test_coded)
                              .tiles_across = ACROSS,
                              .ndim = 2,
                              .dims = {ROWS, COLS}};
-    qc_auto_sample s[] = {{.tensor = 0, .rows = ROWS, .cols = COLS},
-                          {.tensor = 1, .rows = ROWS, .cols = COLS, .coded = &coded}};
-    test_must(qc_auto_measure(s, 2, model, ALL,
+    qc_auto_sample s[] = {sample_of(ROWS, COLS), sample_of(ROWS, COLS)};
+    s[1].tensor = 1;
+    s[1].coded = &coded;
+    test_must(qc_auto_measure(s, 2, model,
                               &(qc_recipe_options){.double_quant = 1, .scale = QC_SCALE_ABSMAX}, 1,
                               &err),
               &err);
@@ -291,14 +304,14 @@ TEST(test_searched)
         ops->blocks(of, QC_SEARCH_ONCE, f.data, QC_DTYPE_F32, n, &out, scratch, &sums);
         qc_free(scratch);
         for (int nested = 0; nested < 2; nested++) {
-            qc_auto_sample s = {.rows = 48, .cols = 70}, plain = s;
+            qc_auto_sample s = sample_of(48, 70), plain = s;
             test_must(qc_auto_measure(
-                          &s, 1, f.model, ALL,
+                          &s, 1, f.model,
                           &(qc_recipe_options){.double_quant = nested, .scale = QC_SCALE_SEARCH}, 1,
                           &err),
                       &err);
             test_must(qc_auto_measure(
-                          &plain, 1, f.model, ALL,
+                          &plain, 1, f.model,
                           &(qc_recipe_options){.double_quant = nested, .scale = QC_SCALE_ABSMAX}, 1,
                           &err),
                       &err);
@@ -318,13 +331,16 @@ TEST(test_threads)
     qc_error err = {0};
     qc_auto_sample one[9], many[9];
     make(&f, 90, 90, NULL);
-    for (int i = 0; i < 9; i++)
-        one[i] = many[i] = (qc_auto_sample){.rows = 90, .cols = 90, .transpose = i & 1};
-    test_must(qc_auto_measure(one, 9, f.model, ALL,
+    for (int i = 0; i < 9; i++) {
+        one[i] = sample_of(90, 90);
+        one[i].transpose = i & 1;
+        many[i] = one[i];
+    }
+    test_must(qc_auto_measure(one, 9, f.model,
                               &(qc_recipe_options){.double_quant = 1, .scale = QC_SCALE_ABSMAX}, 1,
                               &err),
               &err);
-    test_must(qc_auto_measure(many, 9, f.model, ALL,
+    test_must(qc_auto_measure(many, 9, f.model,
                               &(qc_recipe_options){.double_quant = 1, .scale = QC_SCALE_ABSMAX}, 4,
                               &err),
               &err);
@@ -335,8 +351,7 @@ TEST(test_threads)
 
 static double normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale)
 {
-    static const qc_recipe_options bitsandbytes;
-    return qc_auto_normal_mse(&qc_candidates_of(&bitsandbytes)[candidate], cols, scale);
+    return qc_auto_normal_mse(forms()[candidate], cols, scale);
 }
 
 static void check_normal_searched(const fixture *f, uint64_t cols)
@@ -364,6 +379,34 @@ static void check_normal_searched(const fixture *f, uint64_t cols)
     }
 }
 
+/* Integers of every width, by every step: what is stated is what the quantizers leave. */
+TEST(test_normal_integers)
+{
+    static const uint64_t cols[] = {256, 1024, 4096};
+    const qc_recipe_options o = {.format = QC_FORMAT_COMPRESSED_TENSORS, .activations_16 = 1};
+    for (size_t l = 0; l < sizeof cols / sizeof *cols; l += TEST_SANITIZED ? 3 : 1) {
+        fixture f;
+        qc_error err = {0};
+        make(&f, (1u << 20) / cols[l], cols[l], NULL);
+        for (unsigned step = 0; step < QC_CANDIDATE_STEPS; step++)
+            for (unsigned searched = 0; searched < 2; searched++) {
+                qc_recipe_options with = o;
+                qc_candidate_form form[QC_CANDIDATES];
+                qc_auto_sample s = {.rows = f.rows, .cols = f.cols, .forms = form};
+                with.scale = searched ? QC_SCALE_SEARCH : QC_SCALE_ABSMAX;
+                for (unsigned c = 0; c < QC_CANDIDATES; c++)
+                    if (qc_candidate_step(&qc_candidates_of(&o)[c], step, &form[c]) &&
+                        c != QC_CANDIDATE_16BIT && qc_candidates_of(&o)[c].name)
+                        s.wanted |= 1u << c;
+                test_must(qc_auto_measure(&s, 1, f.model, &with, 1, &err), &err);
+                for (unsigned c = 0; c < QC_CANDIDATES; c++)
+                    if (s.wanted & 1u << c)
+                        near(qc_auto_normal_mse(form[c], f.cols, with.scale), s.rel_mse[c], 0.1);
+            }
+        drop(&f);
+    }
+}
+
 TEST(test_normal)
 {
     static const uint64_t lengths[] = {64, 100, 1024, 4096, 14336};
@@ -383,7 +426,7 @@ TEST(test_normal)
             near(normal_mse(c, cols, QC_SCALE_ABSMAX), s.rel_mse[c], 0.02);
         drop(&f);
     }
-    assert_true(normal_mse(3, 64, QC_SCALE_ABSMAX) <= 0);
+    assert_true(normal_mse(QC_CANDIDATE_16BIT, 64, QC_SCALE_ABSMAX) <= 0);
     assert_true(normal_mse(2, 1, QC_SCALE_ABSMAX) > 0 &&
                 normal_mse(2, UINT64_MAX, QC_SCALE_ABSMAX) > 0);
 }

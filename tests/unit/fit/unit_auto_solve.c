@@ -4,9 +4,18 @@
 
 #include <math.h>
 
-enum { NF4, NF4_32, INT8, FULL };
+enum { NF4, NF4_32, INT8, FULL = QC_CANDIDATE_16BIT };
 
-static const double none = (double)NAN;
+#define none ((double)NAN)
+/* The costs and bytes of these four, with the other candidates left out. */
+#define COSTS(nf4, nf4_32, int8, full)                                                             \
+    {                                                                                              \
+        nf4, nf4_32, int8, none, none, none, none, none, full                                      \
+    }
+#define BYTES(nf4, nf4_32, int8, full)                                                             \
+    {                                                                                              \
+        nf4, nf4_32, int8, 0, 0, 0, 0, 0, full                                                     \
+    }
 
 typedef struct {
     qc_auto_item items[8];
@@ -26,7 +35,7 @@ static void solve(task *t, uint32_t items, uint32_t segments, uint32_t devices)
         fail_msg("%s", err.msg);
 }
 
-static const qc_auto_item plain = {0, {8, 6, 1, 0}, {40, 45, 80, 160}};
+static const qc_auto_item plain = {0, COSTS(8, 6, 1, 0), BYTES(40, 45, 80, 160)};
 
 static qc_auto_item in_segment(uint32_t segment)
 {
@@ -60,8 +69,8 @@ TEST(test_small_rest)
 /* Greed takes the best gain per byte first and then has no room for the better one. */
 TEST(test_better_than_greedy)
 {
-    task t = {.items = {{0, {10, none, none, 0}, {0, 0, 0, 60}},
-                        {0, {14, none, none, 0}, {0, 0, 0, 100}}},
+    task t = {.items = {{0, COSTS(10, none, none, 0), BYTES(0, 0, 0, 60)},
+                        {0, COSTS(14, none, none, 0), BYTES(0, 0, 0, 100)}},
               .room = {100}};
     solve(&t, 2, 1, 1);
     assert_true(fabs(t.out.cost - 10) < 1e-12);

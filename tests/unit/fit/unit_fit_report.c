@@ -150,7 +150,8 @@ TEST_WITH(choice, before, after)
     testing *t = *state;
     qc_auto_result a = {.rows = qc_candidates_of(&(qc_recipe_options){.to = QC_TO_AUTO}),
                         .predicted = 0.5,
-                        .uniform = {4.0, (double)NAN, 0.04, 0.0},
+                        .uniform = {4.0, (double)NAN, 0.04, (double)NAN, (double)NAN, (double)NAN,
+                                    (double)NAN, (double)NAN, 0.0},
                         .uniform_fits = {1, 0, 0, 0},
                         .measured = 0,
                         .count_chosen = {2, 0, 3, 0},

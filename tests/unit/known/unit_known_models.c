@@ -300,7 +300,8 @@ TEST(refused_configurations)
         const char *words;
     } cases[] = {
         {"{\"model_type\":\"mamba\"," TINY "}", QC_ERR_UNSUPPORTED,
-         "give the checkpoint itself, or a type of docs/models.md: llama, mistral"},
+         "give the checkpoint itself or its headers (docs/planning.md), or a type of "
+         "docs/models.md: llama"},
         {"{" TINY "}", QC_ERR_INPUT,
          "expected the configuration of a model, with a model_type or architectures, found JSON"},
         {"{\"architectures\":[\"Own\"]," TINY "}", QC_ERR_UNSUPPORTED, "expected a model_type"},

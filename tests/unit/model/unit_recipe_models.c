@@ -40,23 +40,10 @@ static uint64_t bytes_of(const qc_checkpoint_tensor *t, const qc_recipe_entry *e
         rows = t->dims[0] * t->dims[1];
     }
     uint64_t blocks = (n + 63) / 64;
-    switch (e->scheme) {
-    case QC_SCHEME_NF4:
+    if (e->scheme == QC_SCHEME_NF4)
         return (n + 1) / 2 + blocks + 4 * ((blocks + 255) / 256);
-    case QC_SCHEME_INT8_ROWS:
+    if (e->scheme == QC_SCHEME_INT8_ROWS)
         return n + 4 * rows;
-    case QC_SCHEME_KEEP:
-    case QC_SCHEME_CAST:
-    case QC_SCHEME_INT8_BLOCKS:
-    case QC_SCHEME_W4A16_CHANNEL:
-    case QC_SCHEME_W4A16:
-    case QC_SCHEME_W8A16:
-    case QC_SCHEME_W8A16_CHANNEL:
-    case QC_SCHEME_W8A8:
-    case QC_SCHEME_DEQUANT:
-    case QC_SCHEME_ABSORBED:
-        break;
-    }
     return n * qc_dtype_bits(e->out_dtype) / 8;
 }
 

@@ -18,7 +18,9 @@ static const struct {
     {QC_FORM_INT8_ROWS, 0, 0},     {QC_FORM_INT8_BLOCKS, 32, 1}, {QC_FORM_INT8_BLOCKS, 64, 1},
     {QC_FORM_INT8_BLOCKS, 256, 0}, {QC_FORM_W4A16, 32, 0},       {QC_FORM_W4A16, 128, 0},
     {QC_FORM_W4A16, 0, 0},         {QC_FORM_W8A16, 32, 0},       {QC_FORM_W8A16, 128, 0},
-    {QC_FORM_W8A16, 0, 0},         {QC_FORM_W8A8, 0, 0}};
+    {QC_FORM_W8A16, 0, 0},         {QC_FORM_W8A8, 0, 0},         {QC_FORM_W2A16, 64, 0},
+    {QC_FORM_W3A16, 32, 0},        {QC_FORM_W5A16, 128, 0},      {QC_FORM_W6A16, 32, 0},
+    {QC_FORM_W6A16, 0, 0},         {QC_FORM_W7A16, 64, 0}};
 enum { FORMS = sizeof forms / sizeof *forms };
 static const qc_dtype types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
 

@@ -1,17 +1,48 @@
-/* W4A16, W8A16 and W8A8 against a plain reading of the definition. */
+/* W2A16 to W8A16 and W8A8 against a plain reading of the definition, which takes codes from their
+ * words bit by bit. */
 #include "quant/quant_form.h"
 #include "tests/fixtures/quant_testing.h"
 
 #define OPS (qc_quant_ops_for(QC_ISA_SCALAR))
 
-static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+static const qc_form_ops *const forms[] = {&qc_form_w2a16, &qc_form_w3a16, &qc_form_w4a16,
+                                           &qc_form_w5a16, &qc_form_w6a16, &qc_form_w7a16,
+                                           &qc_form_w8a16, &qc_form_w8a8};
+#define FORMS (sizeof forms / sizeof *forms)
 static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+
+/* Has a form words at whose beginning each row begins? */
+static int has_words(const qc_form *form)
+{
+    return form->ops->bits % 4 != 0;
+}
+
+/* Returns the place of code i among all bits. */
+static uint64_t bit_of(const qc_form *form, uint64_t i)
+{
+    const uint64_t bits = form->ops->bits, cols = form->cols ? form->cols : 1;
+    if (!has_words(form))
+        return i * bits;
+    return i / cols * ((cols * bits + 31) / 32 * 32) + i % cols * bits;
+}
 
 static int code_at(const qc_form *form, const uint8_t *codes, uint64_t i)
 {
-    if (form->ops->bits == 4)
-        return (i % 2 ? codes[i / 2] >> 4 : codes[i / 2] & 15) - 8;
-    return form->ops->kind == QC_FORM_W8A8 ? (int)(int8_t)codes[i] : codes[i] - 128;
+    unsigned code = 0;
+    for (unsigned b = 0; b < form->ops->bits; b++) {
+        const uint64_t bit = bit_of(form, i) + b;
+        code |= (codes[bit / 8] >> bit % 8 & 1u) << b;
+    }
+    return form->ops->kind == QC_FORM_W8A8 ? (int)(int8_t)code
+                                           : (int)code - (1 << (form->ops->bits - 1));
+}
+
+/* The bits behind the codes of each row are 0. */
+static void check_gaps(const qc_form *form, const uint8_t *codes, uint64_t n)
+{
+    for (uint64_t i = form->cols; has_words(form) && i && i <= n; i += form->cols)
+        for (uint64_t bit = bit_of(form, i - 1) + form->ops->bits; bit < bit_of(form, i); bit++)
+            assert_int_equal(codes[bit / 8] >> bit % 8 & 1, 0);
 }
 
 static float nearest_scale(qc_dtype dtype, float quotient)
@@ -27,24 +58,31 @@ static float nearest_scale(qc_dtype dtype, float quotient)
 static void check(const qc_form *form, const void *src, qc_dtype dtype, uint64_t n)
 {
     const uint64_t group = form->block_elems ? form->block_elems : form->cols;
-    const int lowest = form->ops->bits == 4 ? -8 : -127, highest = form->ops->bits == 4 ? 7 : 127;
-    uint8_t *codes = qt_alloc(n + 1, 1);
+    const int half = 1 << (form->ops->bits - 1);
+    const int lowest = half == 128 ? -127 : -half, highest = half - 1;
+    const uint64_t bytes = n > 0 ? (bit_of(form, n) + 7) / 8 : 0;
+    uint8_t *codes = qt_alloc(bytes + 1, 1);
     float *scales = qt_alloc(n / group, sizeof *scales), *back = qt_alloc(n, sizeof *back);
     const qc_form_out out = {.codes = codes, .absmax = scales};
     qc_piece_sums sums;
     double ee = 0.0, xx = 0.0, max_err = 0.0;
     uint64_t max_index = 0, overflow = 0;
-    codes[qc_form_code_bytes(form, n)] = 0xa5;
+    memset(codes, 0xff, bytes);
+    codes[bytes] = 0xa5;
+    assert_int_equal(qc_form_code_bytes(form, n), bytes);
+    assert_int_equal(qc_form_code_elems(form, bytes), n);
     form->ops->quantize(OPS, form, src, dtype, n, &out, &sums);
     assert_int_equal(sums.bad, QC_BAD_NONE);
-    assert_int_equal(codes[qc_form_code_bytes(form, n)], 0xa5);
+    assert_int_equal(codes[bytes], 0xa5);
+    check_gaps(form, codes, n);
     form->ops->dequantize(OPS, form, codes, scales, n, back, QC_DTYPE_F32, &overflow);
     assert_true(overflow == UINT64_MAX);
     for (uint64_t g = 0; g < n / group; g++) {
         float absmax = 0.0f;
         for (uint64_t i = g * group; i < (g + 1) * group; i++)
             absmax = fmaxf(absmax, fabsf((float)qt_get(src, dtype, i)));
-        float scale = nearest_scale(form->scale_dtype, absmax / (lowest == -8 ? 7.5f : 127.0f));
+        float scale =
+            nearest_scale(form->scale_dtype, absmax / (half == 128 ? 127.0f : (float)half - 0.5f));
         QT_CHECK(scales[g] == scale, "group %" PRIu64 ": scale %a, expected %a", g,
                  (double)scales[g], (double)scale);
         float inverse = 1.0f / scale;
@@ -84,15 +122,17 @@ static void check(const qc_form *form, const void *src, qc_dtype dtype, uint64_t
 TEST(test_random)
 {
     static const uint32_t groups[] = {32, 64, 128, 4096, 0};
-    static const uint64_t widths[] = {8, 1024, 1032, 5000};
+    static const uint64_t widths[] = {8, 1024, 1032, 5000}, odd_widths[] = {1, 37, 1101, 4999};
     qt_rng rng = qt_rng_start("integers");
     double *memory = qt_alloc(3 * 5000 + 2, sizeof *memory);
-    for (unsigned round = 0; round < 5 * 3 * 3 * 4; round++) {
+    for (unsigned round = 0; round < 5 * FORMS * 3 * 4; round++) {
         const uint32_t block = groups[round % 5];
-        const qc_form form = {.ops = forms[round / 5 % 3],
-                              .block_elems = block,
-                              .cols = widths[round % 4],
-                              .scale_dtype = scale_types[round / 15 % 3]};
+        qc_form form = {.ops = forms[round / 5 % FORMS],
+                        .block_elems = block,
+                        .cols = block ? block : widths[round % 4],
+                        .scale_dtype = scale_types[round / 5 / FORMS % 3]};
+        if (!block && has_words(&form) && qt_below(&rng, 2))
+            form.cols = odd_widths[round % 4];
         uint64_t n =
             (block ? block : form.cols) * (1 + qt_below(&rng, block > 128 || !block ? 3 : 70));
         qc_dtype dtype = qt_float_types[round % 4];
@@ -110,9 +150,10 @@ TEST(test_ends)
 {
     static const double values[] = {0.0, 0x1p-149, 0x1p-130, 0x1p-24, 65504.0, 0x1.fffffep127};
     float src[32];
-    for (unsigned f = 0; f < 3; f++) {
+    for (unsigned f = 0; f < FORMS; f++) {
         for (unsigned v = 0; v < 6; v++) {
-            const qc_form form = {.ops = forms[f], .block_elems = 32, .scale_dtype = QC_DTYPE_F32};
+            const qc_form form = {
+                .ops = forms[f], .block_elems = 32, .cols = 32, .scale_dtype = QC_DTYPE_F32};
             for (unsigned i = 0; i < 32; i++)
                 src[i] = (float)values[v] * (i % 3 == 0 ? 1.0f : i % 3 == 1 ? -1.0f : 0.0f);
             check(&form, src, QC_DTYPE_F32, 32);

@@ -13,7 +13,6 @@ static const char *const variables[] = {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID",
 typedef struct {
     const char *values[4]; /* of the variables, NULL: not set */
     unsigned index, count;
-    qc_rank_origin origin;
     const char *refusal; /* part of the message, or NULL */
 } rank_case;
 
@@ -27,34 +26,26 @@ static void set_environment(const char *const *values)
 TEST(a_step_has_a_rank)
 {
     static const rank_case cases[] = {
-        {{NULL, NULL, NULL, NULL}, 0, 1, QC_RANK_ALONE, NULL},
-        {{"4", "0", "4", "0"}, 0, 4, QC_RANK_SLURM, NULL},
-        {{"4", "0", "4", "3"}, 3, 4, QC_RANK_SLURM, NULL},
-        {{"4", "0", NULL, "1"}, 1, 4, QC_RANK_SLURM, NULL},
-        {{"4096", "12", "4096", "4095"}, 4095, 4096, QC_RANK_SLURM, NULL},
-        {{"1", "0", "1", "0"}, 0, 1, QC_RANK_ALONE, NULL},
+        {{NULL, NULL, NULL, NULL}, 0, 1, NULL},
+        {{"4", "0", "4", "0"}, 0, 4, NULL},
+        {{"4", "0", "4", "3"}, 3, 4, NULL},
+        {{"4", "0", NULL, "1"}, 1, 4, NULL},
+        {{"4096", "12", "4096", "4095"}, 4095, 4096, NULL},
+        {{"1", "0", "1", "0"}, 0, 1, NULL},
         /* A batch script; the shell of salloc. */
-        {{NULL, NULL, "4", "0"}, 0, 1, QC_RANK_ALONE, NULL},
-        {{NULL, NULL, "4", NULL}, 0, 1, QC_RANK_ALONE, NULL},
+        {{NULL, NULL, "4", "0"}, 0, 1, NULL},
+        {{NULL, NULL, "4", NULL}, 0, 1, NULL},
         /* A batch script submitted by a task of a step of two. */
-        {{"2", "0", "1", "0"}, 0, 1, QC_RANK_ALONE, NULL},
-        {{"2", NULL, "2", "0"}, 0, 1, QC_RANK_ALONE, NULL},
-        {{"4", "0", "4", "4"}, 0, 0, QC_RANK_ALONE, "SLURM_PROCID is 4"},
-        {{"4", "0", "4", NULL}, 0, 0, QC_RANK_ALONE, "SLURM_PROCID is ''"},
-        {{"4", "0", "4", "x"}, 0, 0, QC_RANK_ALONE, "SLURM_PROCID is 'x'"},
-        {{"-4", "0", "4", "0"}, 0, 0, QC_RANK_ALONE, "SLURM_STEP_NUM_TASKS is '-4'"},
-        {{"", "0", "4", "0"}, 0, 0, QC_RANK_ALONE, "SLURM_STEP_NUM_TASKS is ''"},
-        {{"4", "0", "4 ", "0"}, 0, 0, QC_RANK_ALONE, "SLURM_NTASKS is '4 '"},
-        {{"99999999999999999999", "0", NULL, "0"},
-         0,
-         0,
-         QC_RANK_ALONE,
-         "; expected a number; give --part I/N"},
-        {{"4097", "0", "4097", "0"},
-         0,
-         0,
-         QC_RANK_ALONE,
-         "expected at most 4096, one for each part"},
+        {{"2", "0", "1", "0"}, 0, 1, NULL},
+        {{"2", NULL, "2", "0"}, 0, 1, NULL},
+        {{"4", "0", "4", "4"}, 0, 0, "SLURM_PROCID is 4"},
+        {{"4", "0", "4", NULL}, 0, 0, "SLURM_PROCID is ''"},
+        {{"4", "0", "4", "x"}, 0, 0, "SLURM_PROCID is 'x'"},
+        {{"-4", "0", "4", "0"}, 0, 0, "SLURM_STEP_NUM_TASKS is '-4'"},
+        {{"", "0", "4", "0"}, 0, 0, "SLURM_STEP_NUM_TASKS is ''"},
+        {{"4", "0", "4 ", "0"}, 0, 0, "SLURM_NTASKS is '4 '"},
+        {{"99999999999999999999", "0", NULL, "0"}, 0, 0, "; expected a number; give --part I/N"},
+        {{"4097", "0", "4097", "0"}, 0, 0, "expected at most 4096, one for each part"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const rank_case *c = &cases[i];
@@ -72,7 +63,6 @@ TEST(a_step_has_a_rank)
         assert_int_equal(st, QC_OK);
         assert_int_equal(rank.index, c->index);
         assert_int_equal(rank.count, c->count);
-        assert_int_equal(rank.origin, c->origin);
     }
 }
 
@@ -86,7 +76,6 @@ TEST(the_option_wins)
     o.part_count = 1;
     assert_int_equal(qc_rank_choose(&rank, &o, NULL), QC_OK);
     assert_int_equal(rank.count, 1);
-    assert_int_equal(rank.origin, QC_RANK_OPTION);
     o.part_index = 6;
     o.part_count = 7;
     assert_int_equal(qc_rank_choose(&rank, &o, NULL), QC_OK);
