@@ -283,6 +283,9 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
                        : NULL,
          "does not load weights that stay %s beside those of qconv", "--to bf16",
          "turn it back with --to bf16"},
+        {OURS | BIT(TRANSFORMERS), s->awq,
+         "was not tried with AWQ's form ('%s' is in it); vLLM, SGLang and lmdeploy read it",
+         "--format compressed-tensors", "turn it back with --to bf16"},
         {OURS, f->strange,
          "takes a scale for each row or group and nothing else, and '%s' has more", ANEW, ANEW},
         {BIT(PLUGIN), type, "rearranges the weights of model type %s, so it takes none as codes",
@@ -393,13 +396,13 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
 
 int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *w)
 {
-    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED)
+    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED && w->coding != QC_CODING_AWQ)
         return 0;
     out->name = w->name;
     out->block_elems = qc_integers_block(w);
     out->integers = (qc_served_integers){
         .bits = w->said.bits ? w->said.bits : w->bits,
-        .packed = w->coding == QC_CODING_PACKED,
+        .packed = w->coding != QC_CODING_INT,
         .one_scale = w->tile_rows > 1,
         .zero_points = w->zeros != UINT32_MAX,
         .act_order = w->group_index != UINT32_MAX,
@@ -416,6 +419,7 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
 {
     qc_served_weight *weights = NULL;
     const char *foreign = NULL;
+    out->awq = NULL;
     QC_TRY(qc_arena_array(p->arena, &weights, p->model->tensor_count, err));
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
@@ -427,7 +431,9 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
                                 .name = p->model->tensors[j->source].name,
                                 .elems = j->elems};
         const qc_scheme_row *row = &qc_schemes[j->scheme];
-        if (row->format == QC_FORMAT_COMPRESSED_TENSORS) {
+        if (row->format == QC_FORMAT_AWQ)
+            out->awq = w->name;
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS || row->format == QC_FORMAT_AWQ) {
             w->block_elems = row->by_rows ? 0 : j->form.block_elems;
             w->integers = (qc_served_integers){.bits = row->bits,
                                                .packed = row->code_dtype == QC_DTYPE_I32,
@@ -443,12 +449,15 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
             w->elems = qc_sat_mul(coded->dims[0], coded->dims[1]);
             if (!qc_served_set_integers(w, coded))
                 foreign = qc_coding_name(coded->coding);
+            if (coded->coding == QC_CODING_AWQ)
+                out->awq = w->name;
         } else if (j->scheme == QC_SCHEME_KEEP && w->is_weight &&
                    qc_dtype_is_fp8(p->model->tensors[j->source].dtype)) {
             foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
         }
     }
     *out = (qc_served){.arena = p->arena,
+                       .awq = out->awq,
                        .model = p->model,
                        .weights = weights,
                        .foreign = foreign,
@@ -480,6 +489,10 @@ qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines
         l->vllm_alone = all.count == 0;
     }
     qc_loaders_warn(l, plan, call);
+    if (s.awq && qc_loaders_awq(l))
+        QC_TRY(qc_arena_printf(plan->arena, &l->lmdeploy, err,
+                               "--backend turbomind --model-format awq --tp %" PRIu32,
+                               ranks ? ranks : 1));
     if (!engines)
         return QC_OK;
     QC_TRY(qc_engines_check(&all, &s, engines, err));

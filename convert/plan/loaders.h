@@ -37,6 +37,8 @@ typedef struct qc_loaders {
     int vllm_alone; /* likewise: a plain model of a type that vLLM is known to have */
     /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
     const char *vllm;
+    /* of AWQ's form: the options of `lmdeploy serve api_server`; else NULL */
+    const char *lmdeploy;
 } qc_loaders;
 
 /* Returns why nothing loads a model as its files are, whatever their form: "config.json has no
@@ -55,6 +57,8 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
 int qc_loaders_unquantized(const qc_loaders *l);
 /* Does vLLM need qconv's plug-in for the output? */
 int qc_loaders_need_plugin(const qc_loaders *l);
+/* Is it written in AWQ's form? */
+int qc_loaders_awq(const qc_loaders *l);
 /* Does vLLM load it by itself, from plain files in its own form? */
 int qc_loaders_plain_vllm(const qc_loaders *l);
 /* Warns where not every loader reads the output, and of what was done so that they do. Call it
