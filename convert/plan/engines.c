@@ -43,6 +43,7 @@ typedef struct {
     const char *no_kernel;       /* vLLM has no groups of that size, which is named too */
     const char *odd_activations; /* other numbers than 16-bit floats or, beside 8 bits, int8 */
     const char *zero_points;     /* where no kernel has them */
+    const char *gaps;            /* between its codes, or behind those of a row */
     const char *act_order;
     const char *mixed_member;  /* another scheme than the fused group's first member has */
     const char *uneven_expert; /* another scheme than the layer's first expert has */
@@ -186,6 +187,8 @@ static qc_status look_at_integers(finding *f, const qc_served *s, const qc_serve
         note(&f->zero_points, w->name);
     if (n->act_order)
         note(&f->act_order, w->name);
+    if (n->gaps)
+        note(&f->gaps, w->name);
     if (weights_only && !n->packed)
         note(&f->loose, w->name);
     else if (!weights_only &&
@@ -339,6 +342,9 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
          "takes zero points beside 4-bit weights (and beside 8-bit ones on Hopper alone), and '%s' "
          "has 8 bits",
          ANEW, ANEW},
+        /* humming-kernels 0.1.19: pack_weight asks for whole words. */
+        {BIT(VLLM), o->gaps, "takes rows of whole 32-bit words of dense codes, and '%s' has others",
+         "a --block-size of 32, 64 or 128, or --keep", ANEW},
         {BIT(VLLM), o->act_order, "no longer loads act-order, and '%s' has it", ANEW, ANEW},
         {BIT(VLLM), o->mixed_member,
          "has one scheme for a fused group, and '%s' has another than its first member", SPLIT,
@@ -400,6 +406,7 @@ int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *w)
         .one_scale = w->tile_rows > 1,
         .zero_points = w->zeros != UINT32_MAX,
         .act_order = w->group_index != UINT32_MAX,
+        .gaps = w->coding == QC_CODING_PACKED && (w->padded || w->dims[1] * w->bits % 32 != 0),
         .activation_bits = qc_integers_activation_bits(w),
         .static_activations = w->said.static_activations,
         .float_activations = w->said.float_activations,
@@ -430,6 +437,7 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
             w->block_elems = row->by_rows ? 0 : j->form.block_elems;
             w->integers = (qc_served_integers){.bits = row->bits,
                                                .packed = row->code_dtype == QC_DTYPE_I32,
+                                               .gaps = qc_form_has_gaps(&j->form),
                                                .activation_bits = row->activation_bits};
         } else if (qc_scheme_is_quantized(j->scheme)) {
             w->scheme = j->scheme;

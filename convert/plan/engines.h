@@ -32,6 +32,7 @@ typedef struct {
     unsigned bits; /* of a code; 0: the weight is none of these */
     int packed;    /* in words, "pack-quantized" */
     int one_scale, zero_points, act_order;
+    int gaps;                 /* between codes, or behind those of a row */
     unsigned activation_bits; /* 16: they are not quantized */
     int static_activations, float_activations;
 } qc_served_integers;

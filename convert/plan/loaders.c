@@ -171,6 +171,11 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         out->row = (qc_loader_row){qc_scheme_name(scheme), known, known, qc_format_name(format)};
         break;
     }
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_form *form = &p->jobs[i].form;
+        out->dense |= form->ops && form->ops->words;
+        out->gaps |= form->ops && qc_form_has_gaps(form);
+    }
     out->lacks = qc_loaders_lack(p->model);
     out->side_odd = p->model->side_odd;
     out->compressed = p->options->compress;
@@ -208,8 +213,8 @@ int qc_loaders_need_plugin(const qc_loaders *l)
 
 int qc_loaders_plain_vllm(const qc_loaders *l)
 {
-    return l->vllm_alone ||
-           (is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4);
+    return l->vllm_alone || (is_compressed_tensors(l) && !l->own_form && !l->compressed &&
+                             l->row.transformers4 && !l->gaps);
 }
 
 /* What other programs load it, once its files are plain. */
@@ -226,7 +231,9 @@ static const char *others(const qc_loaders *l)
     if (l->import_qconv)
         return "transformers 4 with bitsandbytes (5 after import qconv)";
     if (is_compressed_tensors(l))
-        return "transformers with compressed-tensors, vLLM";
+        return l->gaps    ? "transformers with compressed-tensors 0.18 or newer"
+               : l->dense ? "transformers with compressed-tensors 0.18 or newer, vLLM on GPUs"
+                          : "transformers with compressed-tensors, vLLM";
     if (strcmp(l->library, "diffusers") == 0 && !is_stored(r))
         return r->with ? "diffusers with bitsandbytes" : "diffusers";
     if (!r->transformers5)

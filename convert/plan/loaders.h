@@ -22,6 +22,8 @@ typedef struct qc_loaders {
     const char *instead;
     const char *not5;       /* why transformers 5 does not load it, and what helps; else NULL */
     int import_qconv;       /* transformers 5 loads it in a Python that has imported qconv */
+    int dense;              /* of compressed-tensors: widths whose codes may lie in two words */
+    int gaps;               /* likewise: rows that end within a word, which no kernel takes */
     const char *rest;       /* the value of --rest with which transformers 5 can compute; or NULL */
     const char *lacks;      /* as qc_loaders_lack says it */
     const char *side_odd;   /* as the checkpoint has it */

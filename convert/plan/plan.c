@@ -757,7 +757,7 @@ qc_status qc_plan_check_quantizes(const qc_plan *p, const char *model, qc_error 
                 "and --quantize names others",
                 model,
                 o->format == QC_FORMAT_COMPRESSED_TENSORS
-                    ? " in whole groups, which --block-size 32 makes smaller"
+                    ? " in whole groups, and --block-size 32 makes smaller ones"
                     : "");
     const uint32_t block = qc_scheme_block_of_options(o);
     const linear_weights now = count_left(p, block);
