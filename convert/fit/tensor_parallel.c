@@ -78,6 +78,9 @@ static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
     const char *parameter = qc_family_parameter(t->name);
     int in_module = *parameter != '\0';
+    if (qc_config_word_in(parameter, " input_scale weight_scale_2 input_global_scale "
+                                     "weight_global_scale "))
+        return t->ndim; /* one number, which every card has */
     /* AWQ and GPTQ have inputs by outputs. */
     if (qc_config_word_in(parameter, " qweight qzeros scales "))
         return split == QC_SPLIT_ROWS ? 0
