@@ -129,6 +129,8 @@ static qc_status plan_and_print(const qc_options *o, qc_arena *arena,
     /* A plan says nothing of compression, which convert decides. */
     QC_TRY(qc_engines_settle(&loaders, &planned.plan, o->engines, planned.fit.ranks, 0, &o->call,
                              err));
+    if (planned.fit.ranks > 0 || o->engines & 1u << QC_ENGINE_VLLM)
+        qc_budget_warn_vllm(&o->convert.plan.fit.vram, o->convert.plan.recipe.format, &o->call);
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,

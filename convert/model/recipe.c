@@ -9,6 +9,7 @@
  * Everything is one pass over the tensors, or one per glob. */
 #include "convert/model/recipe.h"
 
+#include "base/edit_distance.h"
 #include "base/text.h"
 #include "convert/families/config_fields.h"
 #include "convert/families/type_table.h"
@@ -249,6 +250,25 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
     return "is not the weight of a Linear";
 }
 
+/* Returns the name that a misspelt one was meant to be, or NULL. Of very many none is sought. */
+static const char *nearest_name(const qc_checkpoint *model, const char *typed)
+{
+    enum { MANY = 20000 };
+    const size_t len = strlen(typed);
+    size_t best = len / 4 + 1;
+    const char *nearest = NULL;
+    for (size_t i = 0; i < model->tensor_count && model->tensor_count <= MANY; i++) {
+        const char *name = model->tensors[i].name;
+        const size_t n = strlen(name);
+        if (len > QC_EDIT_MAX_BYTES || n + best <= len || len + best <= n)
+            continue;
+        const unsigned distance = qc_edit_distance(typed, len, name, n);
+        nearest = distance < best ? name : nearest;
+        best = distance < best ? distance : best;
+    }
+    return nearest;
+}
+
 static qc_status apply_rules(maker *m, qc_error *err)
 {
     const qc_recipe_options *o = m->options;
@@ -288,8 +308,13 @@ static qc_status apply_rules(maker *m, qc_error *err)
                     QC_FAIL(err, QC_ERR_USAGE,
                             "%s '%s' matches no tensor, but modules; did you mean '%s'?", option,
                             rule->glob, longer);
-            QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches no tensor; a name here is '%s'", option,
-                    rule->glob, m->count ? m->model->tensors[m->count / 2].name : "(none)");
+            longer = nearest_name(m->model, rule->glob);
+            QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches no tensor; %s '%s'%s", option, rule->glob,
+                    longer ? "did you mean" : "a name here is",
+                    longer     ? longer
+                    : m->count ? m->model->tensors[m->count / 2].name
+                               : "(none)",
+                    longer ? "?" : "");
         }
         if (usable == 0)
             QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches only what cannot be quantized: '%s' %s%s",
