@@ -200,12 +200,12 @@ static qc_status find_of_form(splitter *s, const qc_checkpoint_tensor *t, qc_exp
             continue;
         for (int i = 0; i < 2; i++)
             QC_TRY(find_shape(s, t->name, p, i, dims[i], &states[i], err));
-        p->turned = form == QC_EXPERTS_FLOATS && s->names->traits & QC_EXPERTS_TURNED &&
-                    are_turned_pair(dims);
-        const int unclear =
-            s->names->traits & QC_EXPERTS_BY_SHAPE && dims[1][1] == dims[1][2] && p->turned;
-        *is = !unclear && are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 &&
-              dims[0][2] > 0;
+        const unsigned traits = form == QC_EXPERTS_FLOATS ? s->names->traits : 0;
+        p->turned = traits & QC_EXPERTS_TURNED && are_turned_pair(dims);
+        const int straight = !(traits & QC_EXPERTS_TURNED) || traits & QC_EXPERTS_BY_SHAPE;
+        const int square = dims[1][1] == dims[1][2];
+        *is = (p->turned ? !(traits & QC_EXPERTS_BY_SHAPE && square) : straight) &&
+              are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 && dims[0][2] > 0;
         memcpy(p->dims, dims[down], sizeof p->dims);
         p->state = states[down];
     }
