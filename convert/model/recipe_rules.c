@@ -261,7 +261,7 @@ void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *
                    contains(t->name, n.path_len, "patch");
         set(out, conv ? QC_ROLE_CONV : QC_ROLE_OTHER, 0,
             conv                                           ? "convolution"
-            : contains(t->name, strlen(t->name), "expert") ? QC_WHY_STACK
+            : contains(t->name, strlen(t->name), "expert") ? "stack of experts, not 2-D"
                                                            : "not 2-D");
     } else if (equals(n.leaf, n.leaf_len, "bias") || qc_ends_with(n.leaf, "_bias")) {
         set(out, QC_ROLE_BIAS, 0, "bias");

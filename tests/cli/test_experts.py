@@ -157,7 +157,9 @@ class Experts(Mixture):
                    down: ("BF16", [3, 96, 64], mk.random_bytes("BF16", [3, 96, 64], self.rng)),
                    "model.layers.0.self_attn.q_proj.weight": ("BF16", [96, 96], mk.random_bytes("BF16", [96, 96], self.rng))}
         self.model(tensors, {"model_type": "granitemoe", "num_local_experts": 3, "torch_dtype": "bfloat16"})
-        said = self.warned("--to", "nf4", *PLAIN, "m", "kept")
+        r = self.run_qconv("--to", "nf4", *PLAIN, "m", "kept")
+        said = r.stderr.decode()
+        self.assertEqual(r.returncode, 4)
         self.assertIn("2 stacks of experts", said)
         self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
         out = self.made("o", *FORMS["absmax"], "--experts", "stacked", "m")
