@@ -153,7 +153,7 @@ static void ints(const qc_quant_ops *ops, const buffers *b, size_t bytes, int ho
     }
 }
 
-static const qc_int_codes w4 = {4, 8, QC_DTYPE_BF16}, w8 = {8, 0, QC_DTYPE_BF16};
+static const qc_int_codes w4 = {4, 8, QC_DTYPE_BF16, 0}, w8 = {8, 0, QC_DTYPE_BF16, 0};
 
 static void int4_128(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
 {

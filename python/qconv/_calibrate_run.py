@@ -68,13 +68,8 @@ class Text:
 
     def __init__(self, windows: _text.Windows, numbers: Sequence[int], config: Any) -> None:
         self.numbers, self.tokens = list(numbers), sum(windows.lengths[n] for n in numbers)
-        self.inputs, self.masks = windows.batch(self.numbers, config)
+        self.inputs, self.masks = windows.batch(self.numbers, config, 2)
         self.rows = len(self.masks[0])
-        sizes = {windows.longest, *_text._integers(config)}
-        while 2 * self.rows in sizes or self.rows in sizes or any(self.rows % d == 0 for d in range(2, self.rows)):
-            self.inputs = {k: torch.cat([v, v[:len(v) // self.rows]]) for k, v in self.inputs.items()}
-            self.masks = [torch.cat([m, torch.zeros_like(m[:1])]) for m in self.masks]
-            self.rows += 1
 
 
 class Calibration:
