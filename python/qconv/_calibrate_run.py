@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -228,7 +229,7 @@ class Calibration:
         while True:
             phase = self.door.phase()
             if not all(w["made"] for w in self.door.weights.values()):
-                if self.ahead is None and sum(self.windows.lengths) < min(ENOUGH_TOKENS, self.own["tokens"]):
+                if self.ahead is None and sum(self.windows.lengths) < min(ENOUGH_TOKENS, self.own["calibration_tokens"]):
                     warnings.warn("%s has {:,} tokens; take {:,} or more (docs/calibration.md, how much text)".format(
                         sum(self.windows.lengths), ENOUGH_TOKENS) % self.own["text"], QconvWarning, stacklevel=2)
                 self.ahead = self.plan()

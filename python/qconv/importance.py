@@ -146,7 +146,7 @@ def settle_states(stream: Stream, rows: int, context: int) -> None:
     import torch
 
     from ._calibrate_plan import STATES
-    from ._report_draw import size
+    from ._program import size
     held = stream.outlook(rows, context).state * (len(stream.layers) + STATES)
     stream.home = torch.device("cpu")
     if held > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
