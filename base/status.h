@@ -72,6 +72,9 @@ QC_API int qc_status_exit_code(qc_status code);
  * call would fail again. */
 int qc_status_is_refusal(qc_status code);
 
+/* A name in the format of a message, which has room for the rest of its sentence. */
+#define QC_NAME "'%.160s'"
+
 /* Fills *err (if not NULL) and returns code. Use it through QC_FAIL or QC_ERROR. */
 QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line,
                               const char *fmt, ...) QC_PRINTF(5, 6);

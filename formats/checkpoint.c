@@ -21,8 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_SHOWN_BYTES 160
-
 /* ---- the files ---- */
 
 static qc_status open_files(qc_checkpoint *c, qc_error *err)
@@ -57,8 +55,8 @@ static qc_status note_unknown_fields(qc_checkpoint *c, qc_error *err)
     return qc_checkpoint_warn(
         c, err,
         "tensor entries have %zu members besides dtype, shape and data_offsets in "
-        "%zu files (the first is '%.*s'); they are ignored",
-        fields, files, NAME_SHOWN_BYTES, first);
+        "%zu files (the first is " QC_NAME "); they are ignored",
+        fields, files, first);
 }
 
 /* ---- tensors ---- */
@@ -111,9 +109,9 @@ static qc_status drop_twins(qc_checkpoint *c, uint64_t *twin_bytes, qc_error *er
         return QC_OK;
     return qc_checkpoint_warn(c, err,
                               "%zu tensor%s %s in two files, of which the last by name counts, as "
-                              "in transformers and vLLM (the first is read from '%.*s'): %s",
-                              twins.count, qc_plural(twins.count), qc_are(twins.count),
-                              NAME_SHOWN_BYTES, last, qc_checkpoint_names_text(&twins));
+                              "in transformers and vLLM (the first is read from " QC_NAME "): %s",
+                              twins.count, qc_plural(twins.count), qc_are(twins.count), last,
+                              qc_checkpoint_names_text(&twins));
 }
 
 /* *twin_bytes: of tensors that another file has anew. */
@@ -282,8 +280,8 @@ static qc_status unwrap(qc_checkpoint *c, qc_error *err)
     c->tensors = t;
     return qc_checkpoint_warn(c, err,
                               "%s: its names are those of wrapped modules; without %s, as loaders "
-                              "look for them, the first is '%.*s'",
-                              c->path, qc_checkpoint_names_text(&taken), NAME_SHOWN_BYTES, t->name);
+                              "look for them, the first is " QC_NAME,
+                              c->path, qc_checkpoint_names_text(&taken), t->name);
 }
 
 /* Checks that the headers have the tensors that a manifest lists. QC_ERR_INPUT names the first that
@@ -455,8 +453,7 @@ static qc_status take_tensors(qc_checkpoint *c, const qc_checkpoint_tensor *tens
         qsort(c->tensors, count, sizeof *c->tensors, qc_by_text);
     size_t twice = qc_find_twice(c->tensors, count, sizeof *c->tensors);
     if (twice)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%.*s' is there twice", NAME_SHOWN_BYTES,
-                c->tensors[twice].name);
+        QC_FAIL(err, QC_ERR_INPUT, "tensor " QC_NAME " is there twice", c->tensors[twice].name);
     return QC_OK;
 }
 
@@ -521,8 +518,8 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
                 "%s has no weights: it was worked out from a configuration", c->path);
     if (offset > t->bytes || len > t->bytes - offset)
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%.*s' has %" PRIu64 " bytes, but %zu at %" PRIu64 " were asked for",
-                NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
+                "tensor " QC_NAME " has %" PRIu64 " bytes, but %zu at %" PRIu64 " were asked for",
+                t->name, t->bytes, len, offset);
     if (t->change && !t->change->decoded)
         return t->change->read(c, cur, t, offset, dst, len, err);
     const qc_checkpoint_file *f = &c->files[t->file];

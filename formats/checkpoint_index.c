@@ -66,8 +66,7 @@ static qc_status collect_files(qc_checkpoint_index *out, qc_arena *arena, const 
             continue;
         const char *bad = bad_file_name(values[i]);
         if (bad)
-            QC_FAIL(err, QC_ERR_INPUT, "file name '%.*s' in weight_map: %s", NAME_SHOWN_BYTES,
-                    values[i], bad);
+            QC_FAIL(err, QC_ERR_INPUT, "file name " QC_NAME " in weight_map: %s", values[i], bad);
         /* The string still belongs to the JSON document. */
         QC_TRY(qc_arena_strdup(arena, &values[out->file_count++], values[i], err));
     }
@@ -147,8 +146,8 @@ static qc_status find_file(qc_checkpoint *c, qc_checkpoint_file *f, const char *
     const int has_plain = plain_kind != QC_PATH_MISSING;
     const int has_packed = packed_kind != QC_PATH_MISSING;
     if (has_plain && has_packed && !c->lists_packed)
-        QC_TRY(qc_checkpoint_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
-                                  NAME_SHOWN_BYTES, name));
+        QC_TRY(qc_checkpoint_warn(
+            c, err, "both " QC_NAME " and its .zst are there; the first is read", name));
     f->path = has_packed && (c->lists_packed || !has_plain) ? packed : has_plain ? plain : NULL;
     return QC_OK;
 }
@@ -197,10 +196,10 @@ static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
     for (size_t i = 0; i < index->entry_count && !lost; i++)
         lost = c->files[index->entries[i].file].path ? NULL : &index->entries[i];
     QC_FAIL(err, QC_ERR_INPUT,
-            "%s: %zu of the %zu files that %s names are missing: %s; the first missing tensor is "
-            "'%.*s'; download them, too",
+            "%s: %zu of the %zu files that %s names are missing: %s; the first missing tensor "
+            "is " QC_NAME "; download them, too",
             c->path, missing.count, index->file_count, name, qc_checkpoint_names_text(&missing),
-            NAME_SHOWN_BYTES, lost ? lost->name : "");
+            lost ? lost->name : "");
 }
 
 /* There is no .safetensors file: the message says what is there instead. */
@@ -309,8 +308,7 @@ static qc_status use_file(qc_checkpoint *c, const char *name, qc_error *err)
     QC_TRY(alloc_files(c, 1, err));
     QC_TRY(find_file(c, c->files, name, err));
     if (!c->files->path)
-        QC_FAIL(err, QC_ERR_IO, "%s: '%.*s' disappeared while it was opened", c->path,
-                NAME_SHOWN_BYTES, name);
+        QC_FAIL(err, QC_ERR_IO, "%s: " QC_NAME " disappeared while it was opened", c->path, name);
     return QC_OK;
 }
 
@@ -422,13 +420,14 @@ static qc_status take_named(qc_checkpoint *c, const qc_tree_file *tree, size_t c
     if (!bad && !first_of(&name, 1, tree, count))
         bad = "there is no such file; download it, too";
     if (bad)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: transformers_weights of config.json is '%.*s': %s", c->path,
-                NAME_SHOWN_BYTES, name, bad);
+        QC_FAIL(err, QC_ERR_INPUT, "%s: transformers_weights of config.json is " QC_NAME ": %s",
+                c->path, name, bad);
     if (others && strcmp(others, name) != 0)
         QC_TRY(qc_checkpoint_warn(c, err,
-                                  "'%.*s' is read, which config.json has as transformers_weights; "
+                                  QC_NAME
+                                  " is read, which config.json has as transformers_weights; "
                                   "vLLM reads '%s' instead",
-                                  NAME_SHOWN_BYTES, name, others));
+                                  name, others));
     return *has_index ? locate_by_index(c, index_arena, index, name, err) : use_file(c, name, err);
 }
 
@@ -519,9 +518,8 @@ qc_status qc_checkpoint_check_index(qc_checkpoint *c, const qc_checkpoint_index 
     if (moved.count)
         return qc_checkpoint_warn(c, err,
                                   "%s says that %zu tensor%s %s in another file than the one that "
-                                  "is read (the first in '%.*s'), and is not believed: %s",
+                                  "is read (the first in " QC_NAME "), and is not believed: %s",
                                   index->file_name, moved.count, qc_plural(moved.count),
-                                  qc_are(moved.count), NAME_SHOWN_BYTES, elsewhere,
-                                  qc_checkpoint_names_text(&moved));
+                                  qc_are(moved.count), elsewhere, qc_checkpoint_names_text(&moved));
     return QC_OK;
 }

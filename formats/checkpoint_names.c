@@ -9,7 +9,6 @@
 #define WARNINGS_MAX     64u
 #define NAMES_SHOWN      5u
 #define NAMES_MORE_BYTES 32u /* room for " and N more" */
-#define NAME_SHOWN_BYTES 160
 
 static const struct {
     const char *stem;
@@ -131,8 +130,7 @@ void qc_checkpoint_names_add(qc_checkpoint_names *list, const char *name)
     list->count++;
     if (list->shown + 1 != list->count || list->shown == NAMES_SHOWN)
         return;
-    int n = snprintf(list->text + list->used, room, "%s'%.*s'", list->shown ? ", " : "",
-                     NAME_SHOWN_BYTES, name);
+    int n = snprintf(list->text + list->used, room, "%s" QC_NAME, list->shown ? ", " : "", name);
     if (n < 0 || (size_t)n >= room) {
         list->text[list->used] = '\0';
         return;

@@ -15,7 +15,6 @@
 
 #define CONFIG_NAME      "config.json"
 #define CONFIG_MAX_BYTES (64u << 20)
-#define NAME_SHOWN_BYTES 160
 
 typedef struct {
     const char *prefix; /* the begin of the file's name, without folders */
@@ -276,11 +275,11 @@ qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, si
                                   qc_plural(left.count), qc_are(left.count),
                                   qc_checkpoint_names_text(&left)));
     if (variants.count)
-        QC_TRY(qc_checkpoint_warn(
-            c, err,
-            "'%.*s' is read, and the other variants of the weights are left out: "
-            "%s; to have one of those, give it or its index as MODEL",
-            NAME_SHOWN_BYTES, c->files[0].name, qc_checkpoint_names_text(&variants)));
+        QC_TRY(qc_checkpoint_warn(c, err,
+                                  QC_NAME
+                                  " is read, and the other variants of the weights are left out: "
+                                  "%s; to have one of those, give it or its index as MODEL",
+                                  c->files[0].name, qc_checkpoint_names_text(&variants)));
     if (adapters.count && !qc_checkpoint_name_is_adapter(c->files[0].name)) {
         QC_TRY(qc_checkpoint_warn(c, err,
                                   "an adapter lies beside the model, and is copied as it is: %s",
@@ -402,14 +401,14 @@ qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err)
         return QC_OK;
     int known = qc_checkpoint_name_read(&n, name) && !n.shard;
     if (!known && has_weights)
-        return qc_checkpoint_warn(
-            c, err,
-            "'%s' beside '%.*s' is not taken, for the file is one of several there "
-            "or has a name of its own; to convert the model, give the folder",
-            CONFIG_NAME, NAME_SHOWN_BYTES, name);
+        return qc_checkpoint_warn(c, err,
+                                  "'%s' beside " QC_NAME
+                                  " is not taken, for the file is one of several there "
+                                  "or has a name of its own; to convert the model, give the folder",
+                                  CONFIG_NAME, name);
     QC_TRY(read_config(c, folder, err));
     return qc_checkpoint_warn(
-        c, err, "'%s' beside '%.*s' is taken as its own%s", CONFIG_NAME, NAME_SHOWN_BYTES, name,
+        c, err, "'%s' beside " QC_NAME " is taken as its own%s", CONFIG_NAME, name,
         has_others ? ", other files of the folder are not; give the folder to "
                      "have them, too"
                    : "");

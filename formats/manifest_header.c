@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_SHOWN_BYTES 160
-#define PLACE_BYTES      256u
+#define PLACE_BYTES 256u
 
 /* ---- Tensor by tensor ----------------------------------------------------------------------- */
 
@@ -28,8 +27,8 @@ static const char *place_text(char out[PLACE_BYTES], qc_dtype dtype, const uint6
 static qc_status fail_on_one_side(const qc_manifest *m, const char *shard, const char *name,
                                   int listed, qc_error *err)
 {
-    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s", shard, qc_manifest_ending(m),
-            NAME_SHOWN_BYTES, name,
+    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor " QC_NAME " is %s", shard,
+            qc_manifest_ending(m), name,
             listed ? "in the manifest, but not in the header"
                    : "in the header, but not in the manifest");
 }
@@ -41,13 +40,13 @@ static qc_status compare(const qc_manifest *m, const qc_manifest_tensor *t,
     char listed[PLACE_BYTES], have[PLACE_BYTES];
     if (strcmp(m->shards[t->shard].name, found->shard) != 0)
         QC_FAIL(err, QC_ERR_CHECK,
-                "header of %s%s: tensor '%.*s' is in %s according to the manifest", found->shard,
-                qc_manifest_ending(m), NAME_SHOWN_BYTES, t->name, m->shards[t->shard].name);
+                "header of %s%s: tensor " QC_NAME " is in %s according to the manifest",
+                found->shard, qc_manifest_ending(m), t->name, m->shards[t->shard].name);
     if (t->dtype == h->dtype && t->ndim == h->ndim && t->begin == h->begin && t->end == h->end &&
         memcmp(t->dims, h->dims, t->ndim * sizeof *t->dims) == 0)
         return QC_OK;
-    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s; the manifest says %s",
-            found->shard, qc_manifest_ending(m), NAME_SHOWN_BYTES, t->name,
+    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor " QC_NAME " is %s; the manifest says %s",
+            found->shard, qc_manifest_ending(m), t->name,
             place_text(have, h->dtype, h->dims, h->ndim, h->begin),
             place_text(listed, t->dtype, t->dims, t->ndim, t->begin));
 }

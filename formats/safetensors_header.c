@@ -140,8 +140,9 @@ static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error
         const char *key = qc_json_key(m);
         qc_st_meta *out = &h->meta[h->meta_count];
         if (qc_json_kind_of(m) != QC_JSON_STRING)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: the value of '%.*s' is of kind %s; expected a string",
-                    METADATA_KEY, NAME_SHOWN_BYTES, key, qc_json_kind_name(qc_json_kind_of(m)));
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: the value of " QC_NAME " is of kind %s; expected a string", METADATA_KEY,
+                    key, qc_json_kind_name(qc_json_kind_of(m)));
         QC_TRY(qc_json_as_string(m, METADATA_KEY, &value, err));
         QC_TRY(qc_arena_strdup(&h->arena, &out->key, key, err));
         QC_TRY(qc_arena_strdup(&h->arena, &out->value, value, err));
@@ -174,7 +175,7 @@ static qc_status parse_members(qc_st_header *h, const qc_json_node *root, qc_err
         qc_st_tensor *t = &h->tensors[h->tensor_count];
         qc_status st = parse_fields(h, t, m, err);
         if (st != QC_OK) {
-            qc_error_prefix(err, "tensor '%.*s'", NAME_SHOWN_BYTES, name);
+            qc_error_prefix(err, "tensor " QC_NAME, name);
             return st;
         }
         QC_TRY(qc_arena_strdup(&h->arena, &t->name, name, err));
@@ -203,14 +204,15 @@ static qc_status check_cover(qc_st_header *h, uint64_t data_bytes, qc_error *err
         const qc_st_tensor *t = &h->tensors[i];
         if (t->begin != end && i == 0)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "tensor '%.*s' begins at byte %" PRIu64
+                    "tensor " QC_NAME " begins at byte %" PRIu64
                     " of the data, but the first one must begin at 0",
-                    NAME_SHOWN_BYTES, t->name, t->begin);
+                    t->name, t->begin);
         if (t->begin != end)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "tensor '%.*s' begins at byte %" PRIu64 " of the data, but '%.*s' before it "
+                    "tensor " QC_NAME " begins at byte %" PRIu64 " of the data, but " QC_NAME
+                    " before it "
                     "ends at %" PRIu64 ": %s",
-                    NAME_SHOWN_BYTES, t->name, t->begin, NAME_SHOWN_BYTES, t[-1].name, end,
+                    t->name, t->begin, t[-1].name, end,
                     t->begin < end ? "they overlap" : "the bytes between them belong to none");
         end = t->end;
         if (!cut && end > data_bytes)
@@ -219,9 +221,9 @@ static qc_status check_cover(qc_st_header *h, uint64_t data_bytes, qc_error *err
     if (cut)
         QC_FAIL(err, QC_ERR_TRUNCATED,
                 "the data has %" PRIu64 " bytes, but the tensors need %" PRIu64 ": %" PRIu64
-                " are missing, and '%.*s' is the first tensor that is not whole; download or "
+                " are missing, and " QC_NAME " is the first tensor that is not whole; download or "
                 "copy it again",
-                data_bytes, end, end - data_bytes, NAME_SHOWN_BYTES, cut->name);
+                data_bytes, end, end - data_bytes, cut->name);
     if (end < data_bytes && data_bytes != QC_ST_ANY_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
                 "the data has %" PRIu64 " bytes, but the tensors end at %" PRIu64

@@ -48,10 +48,10 @@ typedef struct {
  * (head; head_len >= 8 where the file has them). */
 QC_NODISCARD qc_status qc_st_header_length(const unsigned char *head, size_t head_len,
                                            uint64_t file_bytes, uint64_t *n, qc_error *err);
-/* Parses the N bytes of JSON. data_bytes: how many bytes follow the header; QC_ST_ANY_BYTES: as many
- * as it says. The tensors must cover them without hole, overlap or rest. Where data is short,
- * QC_ERR_TRUNCATED gives the number of missing bytes and the first tensor that is not there. On
- * error *out is empty. */
+/* Parses the N bytes of JSON. data_bytes: how many bytes follow the header, or QC_ST_ANY_BYTES for
+ * as many as it says. The tensors must cover them without hole, overlap or rest. Where data is
+ * short, QC_ERR_TRUNCATED gives the number of missing bytes and the first tensor that is not there.
+ * On error *out is empty. */
 QC_NODISCARD qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len,
                                           uint64_t data_bytes, qc_error *err);
 void qc_st_header_deinit(qc_st_header *h);

@@ -101,18 +101,12 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
     return meant ? qc_arena_printf(arena, text, err, "--%s", meant->name) : QC_OK;
 }
 
-/* ---- what is gone ---- */
+/* ---- what is gone, and what others have ---- */
 
-#define NEVER_RUN     "which qconv was never run with; docs/interop.md says what the others load"
-#define PLAN_TRAINING "'qconv plan-training MODEL' of the Python package "
-#define CALIBRATES                                                                                 \
-    "'python -m qconv calibrate MODEL OUT --to nf4 --text FILE' calibrates with a text"
-#define FOLLOWS "'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs while something runs"
-
-/* Commands, and options with their dashes, some with a value. commands: those that had the option;
- * 0 for all. */
+/* Commands, options with their dashes, and their values behind '='. commands: those that had the
+ * option; 0 for all. */
 static const struct {
-    const char *word;
+    const char *words;
     unsigned commands;
     const char *instead;
 } gone[] = {
@@ -120,32 +114,24 @@ static const struct {
      "qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' writes plain files, "
      "and with --compress none convert writes them at once"},
     {"bench", 0, "the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"},
+    {"serve", 0, "'vllm serve OUT' runs an output, and the end of a conversion says with what"},
+    {"--to=fp8", 0, "which is read and not written; --to int8 takes as many bytes"},
+    {"--to=gguf", 0, "which is neither read nor written; llama.cpp makes it of the original"},
+    {"--for=sglang --for=unsloth", 0,
+     "which qconv was never run with; docs/interop.md says what the others load"},
     {"--consume-source", 0,
      "a conversion leaves MODEL as it is, and its files may be deleted once OUT is verified"},
-    {"--calibrate", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
-    {"--calibration-tokens", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
-    {"--calibration-context", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
-    {"--image-states", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
-    {"--tokenizer", QC_CMD_BIT(QC_CMD_CONVERT), CALIBRATES},
+    {"--calibrate --calibration-tokens --calibration-context --image-states --tokenizer",
+     QC_CMD_BIT(QC_CMD_CONVERT),
+     "'python -m qconv calibrate MODEL OUT --to nf4 --text FILE' calibrates with a text"},
     {"--tuning", 0, "the limits that a GPU showed are built in (kernels/matmul_plan.c)"},
-    {"--mode", QC_CMD_BIT(QC_CMD_PLAN),
-     PLAN_TRAINING "plans fine-tuning, and 'qconv plan MODEL' what runs a model"},
-    {"--train", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "plans fine-tuning"},
-    {"--method", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--optimizer", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--precision", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--zero", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--checkpointing", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--lora-rank", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--effective-batch", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
-    {"--apply", QC_CMD_BIT(QC_CMD_PLAN),
-     PLAN_TRAINING "writes the files for accelerate and DeepSpeed with --apply DIR"},
-    {"--for sglang", 0, NEVER_RUN},
-    {"--for unsloth", 0, NEVER_RUN},
-    {"--watch", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
-    {"--csv", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
-    {"--interval", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
-    {"--samples", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--mode --train --method --optimizer --precision --zero --checkpointing --lora-rank "
+     "--effective-batch --apply",
+     QC_CMD_BIT(QC_CMD_PLAN),
+     "'qconv plan-training MODEL' of the Python package plans fine-tuning, and with --apply DIR "
+     "writes the files for accelerate and DeepSpeed"},
+    {"--watch --csv --interval --samples", QC_CMD_BIT(QC_CMD_HARDWARE),
+     "'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs while something runs"},
     {"--man", 0,
      "'man qconv' shows the page where qconv is installed, and building writes pages/qconv.1"},
     {"--completion", 0,
@@ -155,7 +141,7 @@ static const struct {
 const char *qc_gone_instead(const char *typed, size_t len, qc_command command)
 {
     for (size_t i = 0; i < sizeof gone / sizeof *gone; i++)
-        if (is_name(typed, len, gone[i].word) &&
+        if (is_listed(typed, len, gone[i].words) &&
             (!gone[i].commands || (gone[i].commands & QC_CMD_BIT(command))))
             return gone[i].instead;
     return NULL;

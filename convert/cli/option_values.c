@@ -85,7 +85,7 @@ static qc_status read_choice(const qc_option_row *row, const char *text, unsigne
         return QC_OK;
     const char *meant = qc_mistaken_choice(row, text);
     qc_option_list_choices(row, choices, sizeof choices);
-    (void)snprintf(typed, sizeof typed, "--%s %s", row->name, text);
+    (void)snprintf(typed, sizeof typed, "--%s=%s", row->name, text);
     const char *instead = qc_gone_instead(typed, strlen(typed), QC_CMD_HELP);
     if (instead)
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%s', %s", row->name, choices, text,

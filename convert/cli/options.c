@@ -162,7 +162,7 @@ static qc_status check_elsewhere(const char *word, qc_error *err)
 {
     const char *instead = qc_gone_instead(word, strlen(word), QC_CMD_HELP);
     if (instead)
-        QC_FAIL(err, QC_ERR_USAGE, "qconv no longer has '%s': %s", word, instead);
+        QC_FAIL(err, QC_ERR_USAGE, "qconv has no '%s': %s", word, instead);
     if (qc_is_python_command(word))
         QC_FAIL(err, QC_ERR_USAGE,
                 "'%s' is a command of qconv's Python package: 'pip install .' in the source folder "
@@ -225,8 +225,7 @@ static qc_status find_meant(const char **tail, qc_arena *arena, const item *it, 
     const char *meant = NULL;
     const char *instead = qc_gone_instead(it->name, (size_t)it->name_len, command);
     if (instead)
-        QC_FAIL(err, QC_ERR_USAGE, "qconv no longer has '%.*s': %s", it->name_len, it->name,
-                instead);
+        QC_FAIL(err, QC_ERR_USAGE, "qconv has no '%.*s': %s", it->name_len, it->name, instead);
     QC_TRY(qc_mistaken_option(&meant, arena, it->name + dashes, (size_t)it->name_len - dashes,
                               qc_option_table, command, err));
     *tail = "";

@@ -359,9 +359,9 @@ static qc_status open_known(qc_checkpoint **out, const char *text, qc_error *err
         (void)snprintf(get, sizeof get, ": hf download %.*s config.json --local-dir %.*s",
                        NAME_SHOWN_BYTES, hub, NAME_SHOWN_BYTES, without_org(hub));
     QC_FAIL(err, QC_ERR_INPUT,
-            "'%.*s' does not exist and is not the id of a well-known model%s a folder with its "
-            "config.json%s",
-            NAME_SHOWN_BYTES, id, n > 0 ? meant : " (docs/models.md lists them); give", get);
+            QC_NAME " does not exist and is not the id of a well-known model%s a folder with its "
+                    "config.json%s",
+            id, n > 0 ? meant : " (docs/models.md lists them); give", get);
 }
 
 /* Adds the tensors of one file, whatever there is of its data. */

@@ -8,9 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAME_SHOWN_BYTES 80
-#define NAME_BYTES       192u
-#define MXFP4_BLOCK      32u
+#define NAME_BYTES  192u
+#define MXFP4_BLOCK 32u
 
 typedef struct {
     qc_model_tensors *out;
@@ -53,8 +52,8 @@ static qc_status add(maker *m, const char *leaf, qc_dtype dtype, unsigned ndim,
     for (unsigned i = 0; i < ndim; i++) {
         t->dims[i] = dims[i];
         if (dims[i] == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "config.json: '%.*s' would have a dimension of 0",
-                    NAME_SHOWN_BYTES, t->name);
+            QC_FAIL(err, QC_ERR_INPUT, "config.json: " QC_NAME " would have a dimension of 0",
+                    t->name);
     }
     o->count++;
     return QC_OK;
@@ -204,9 +203,10 @@ static qc_status read_quantization(maker *m, int any_form, qc_error *err)
     if (any_form)
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: the tensors of a %s that is quantized by '%.*s' cannot be worked out; "
+            "config.json: the tensors of a %s that is quantized by " QC_NAME
+            " cannot be worked out; "
             "give the checkpoint itself",
-            m->config->text_type, NAME_SHOWN_BYTES, method);
+            m->config->text_type, method);
 }
 
 static qc_status read_experts(maker *m, qc_error *err)
@@ -252,9 +252,9 @@ static qc_status read_class(maker *m, qc_error *err)
     m->facts.bare = !m->facts.masked && strcmp(kind, "BertForPreTraining") != 0;
     if (m->facts.bare && kind[0] != '\0' && strcmp(kind, "BertModel") != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: the tensors of '%.*s' cannot be worked out, but only those of "
+                "config.json: the tensors of " QC_NAME " cannot be worked out, but only those of "
                 "BertModel, BertForMaskedLM and BertForPreTraining; give the checkpoint itself",
-                NAME_SHOWN_BYTES, kind);
+                kind);
     return QC_OK;
 }
 
@@ -282,11 +282,11 @@ static qc_status refuse_type(const qc_config *c, qc_error *err)
             len += (size_t)snprintf(list + len, sizeof list - len, "%s%s", i ? ", " : "",
                                     qc_families[i].type);
     }
-    QC_FAIL(
-        err, QC_ERR_UNSUPPORTED,
-        "config.json: the tensors of model_type '%.*s' cannot be worked out; give the checkpoint "
-        "itself or its headers (docs/planning.md), or a type of docs/models.md: %s",
-        NAME_SHOWN_BYTES, c->model_type, list);
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "config.json: the tensors of model_type " QC_NAME
+            " cannot be worked out; give the checkpoint "
+            "itself or its headers (docs/planning.md), or a type of docs/models.md: %s",
+            c->model_type, list);
 }
 
 qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc_json *config,

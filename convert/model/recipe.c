@@ -9,6 +9,7 @@
  * Everything is one pass over the tensors, or one per glob. */
 #include "convert/model/recipe.h"
 
+#include "base/edit_distance.h"
 #include "base/text.h"
 #include "convert/families/config_fields.h"
 #include "convert/families/type_table.h"
@@ -249,6 +250,25 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
     return "is not the weight of a Linear";
 }
 
+/* Returns the name that a misspelt one was meant to be, or NULL. Of very many none is sought. */
+static const char *nearest_name(const qc_checkpoint *model, const char *typed)
+{
+    enum { MANY = 20000 };
+    const size_t len = strlen(typed);
+    size_t best = len / 4 + 1;
+    const char *nearest = NULL;
+    for (size_t i = 0; i < model->tensor_count && model->tensor_count <= MANY; i++) {
+        const char *name = model->tensors[i].name;
+        const size_t n = strlen(name);
+        if (len > QC_EDIT_MAX_BYTES || n + best <= len || len + best <= n)
+            continue;
+        const unsigned distance = qc_edit_distance(typed, len, name, n);
+        nearest = distance < best ? name : nearest;
+        best = distance < best ? distance : best;
+    }
+    return nearest;
+}
+
 static qc_status apply_rules(maker *m, qc_error *err)
 {
     const qc_recipe_options *o = m->options;
@@ -288,8 +308,13 @@ static qc_status apply_rules(maker *m, qc_error *err)
                     QC_FAIL(err, QC_ERR_USAGE,
                             "%s '%s' matches no tensor, but modules; did you mean '%s'?", option,
                             rule->glob, longer);
-            QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches no tensor; a name here is '%s'", option,
-                    rule->glob, m->count ? m->model->tensors[m->count / 2].name : "(none)");
+            longer = nearest_name(m->model, rule->glob);
+            QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches no tensor; %s '%s'%s", option, rule->glob,
+                    longer ? "did you mean" : "a name here is",
+                    longer     ? longer
+                    : m->count ? m->model->tensors[m->count / 2].name
+                               : "(none)",
+                    longer ? "?" : "");
         }
         if (usable == 0)
             QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches only what cannot be quantized: '%s' %s%s",
@@ -374,8 +399,8 @@ static int is_stack(const maker *m, uint32_t i)
 /* Floats that are written as one tensor of codes for all experts. */
 static int is_float_stack(const maker *m, uint32_t i)
 {
-    return m->options->experts == QC_EXPERTS_STACKED && m->quantizing &&
-           m->model->tensors[i].ndim == 3 && qc_experts_is_stack(m->model, &m->model->tensors[i]);
+    return qc_experts_become_codes(m->model, m->options) && m->model->tensors[i].ndim == 3 &&
+           qc_experts_is_stack(m->model, &m->model->tensors[i]);
 }
 
 static const char *why_by_rule(const maker *m, uint32_t i)
@@ -425,7 +450,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     const qc_tensor_class *c = &m->classes[i];
     int coded = is_stack(m, i), stack = coded || is_float_stack(m, i);
     if (stack && !coded)
-        e->why = "--experts stacked";
+        e->why =
+            m->options->experts == QC_EXPERTS_STACKED ? "--experts stacked" : "stack of experts";
     if (coded && m->options->requantize)
         e->why = "--requantize";
     if (m->rule_of[i] != NO_RULE) {

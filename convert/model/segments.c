@@ -18,10 +18,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE             UINT32_MAX
-#define MAX_STACKS       64u
-#define MAX_DIGITS       9u
-#define NAME_SHOWN_BYTES 160
+#define NONE       UINT32_MAX
+#define MAX_STACKS 64u
+#define MAX_DIGITS 9u
 
 typedef enum {
     GROUP_EMBEDDING,
@@ -509,9 +508,10 @@ static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_
             (module_ref){m->names[i], own_path(m, i, first, last), m->out->of_tensor[m->order[i]]};
         if (row.len == 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "tensor '%.*s' has the name of a module whose other tensors lie in several "
+                    "tensor " QC_NAME
+                    " has the name of a module whose other tensors lie in several "
                     "segments",
-                    NAME_SHOWN_BYTES, row.name);
+                    row.name);
         QC_TRY(add_module(l, &row, err));
         QC_TRY(add_beside(l, &row, m->recipe->entries[m->order[i]].scheme, err));
     }

@@ -59,8 +59,8 @@ def go_back(output: Any, mask: torch.Tensor, windows: Sequence[int]) -> None:
                          for w in windows]).to(mean)
         torch.nn.functional.normalize(mean, dim=-1).backward(g * mask.any(1, keepdim=True).to(mean))
     else:
-        raise InputError("the model gives neither logits nor states of every token, so its outputs have no gradients; "
-                         "--sided one takes none")
+        raise InputError("the model gives neither logits nor states of every token, so its outputs have no gradients "
+                         "(calibrate takes none with --sided one)")
 
 
 class Text:

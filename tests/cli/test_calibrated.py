@@ -42,7 +42,7 @@ class Options(OutputCase):
                 (nf4 + ["--hessians", "h", "--sided", "three"], "--sided: expected one or two"),
                 (nf4 + ["--hessians", "t", "--damping", "0"], "above 0 and at most 1"),
                 (nf4 + ["--hessians", "t", "--damping", "2"], "above 0 and at most 1"),
-                *((nf4 + [option, "t"], f"qconv no longer has '{option}': 'python -m qconv calibrate MODEL OUT --to nf4 "
+                *((nf4 + [option, "t"], f"qconv has no '{option}': 'python -m qconv calibrate MODEL OUT --to nf4 "
                    "--text FILE' calibrates with a text") for option in (
                        "--calibrate", "--calibration-tokens", "--calibration-context", "--image-states", "--tokenizer")),
                 (nf4 + ["--calib-data", "t"], "did you mean 'python -m qconv calibrate MODEL OUT --text FILE'?")):

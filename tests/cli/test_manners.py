@@ -66,6 +66,7 @@ class Manners(QconvCase):
         that is not whole."""
         self.fails(2, "--to", "nf4", "--dry-run", "--keep", "*.self_attn.q_proj", "m",
                    has="matches no tensor, but modules; did you mean '*.self_attn.q_proj.weight'?")
+        self.fails(2, "--to", "nf4", "--keep", "model.nrom.weight", "m", "o", has="did you mean 'model.norm.weight'?")
         self.ok("-q", "--to", "nf4", "--vram", "2x40G", "m", "fitted")
         for same in ("2x40GB", "2 x 40 gb"):
             self.assertIn("is complete already", self.ok("--to", "nf4", "--vram", same, "m", "fitted"))

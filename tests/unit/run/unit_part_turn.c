@@ -167,8 +167,7 @@ TEST_WITH(the_holder_of_a_turn_is_known, setup, teardown)
 
 static qc_status check(unsigned part, unsigned of, int restart, qc_error *err)
 {
-    return qc_parts_check_others(&first, (qc_rank){part, of}, restart, NOW,
-                                 sizeof NOW - 1, err);
+    return qc_parts_check_others(&first, (qc_rank){part, of}, restart, NOW, sizeof NOW - 1, err);
 }
 
 static void refuses(unsigned of, int restart, const char *has)
