@@ -67,8 +67,8 @@ static size_t places_of(place *out, const qc_family *f, const qc_checkpoint_tens
     return n;
 }
 
-/* Returns the first place of `of`'s layer whose rest has the first n bytes of its rest, or NULL; or,
- * with p, the next one behind that. */
+/* Returns the first place of `of`'s layer whose rest has the first n bytes of its rest, or NULL;
+ * or, with p, the next one behind that. */
 static const place *next_start(const claims *c, const place *of, size_t n, const place *p)
 {
     size_t at = p ? (size_t)(p - c->places) + 1 : 0;
