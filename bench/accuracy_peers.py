@@ -1,7 +1,8 @@
 """What other quantizers make of a model's weights: bitsandbytes, llama.cpp. For bench_accuracy.py.
 
-    accuracy_peers.py IN OUT    needs numpy, torch, bitsandbytes, gguf, llama-cpp-python
+    accuracy_peers.py IN OUT [TYPE...]    needs numpy, torch, bitsandbytes, gguf, llama-cpp-python
 
+TYPE: types of llama.cpp, and nothing else is made then, nor bitsandbytes needed (mixtures.py).
 IN: a folder with weights.npz and config.json. OUT/NAME.npz gets the values as float32 that a reader
 restores, OUT/peers.json bits per weight and what was really used. bitsandbytes works on the CPU.
 """
@@ -15,10 +16,11 @@ import sys
 import gguf
 import llama_cpp
 import numpy as np
-import torch
 
-import bitsandbytes as bnb
-import bitsandbytes.functional as F
+if len(sys.argv) == 3:
+    import bitsandbytes as bnb
+    import bitsandbytes.functional as F
+    import torch
 
 ROLES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
          "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
@@ -27,6 +29,7 @@ ROLES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "
          "output.dense": "ffn_down"}
 KEPT = []
 FILE_TYPES = {"Q4_0": 2, "Q4_K_M": 15, "IQ4_NL": 25, "Q8_0": 7}
+OTHER_TYPES = {"Q5_K_M": 17, "Q6_K": 18}  # llama.h of llama.cpp
 
 
 def save(out, name, values):
@@ -125,7 +128,7 @@ def read_gguf(path, weights):
 
 
 def main():
-    source, out = sys.argv[1:]
+    source, out, *types = sys.argv[1:]
     log = llama_cpp.llama_log_callback(lambda level, text, user: None)
     llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
     with open(os.path.join(source, "config.json")) as f:
@@ -141,12 +144,13 @@ def main():
                      "bits": 8 * size / count,
                      "types": {k: v / count for k, v in types.items()} if types else None})
 
-    add("bitsandbytes NF4", "bitsandbytes", *nf4(weights, False))
-    add("bitsandbytes NF4, double", "bitsandbytes", *nf4(weights, True))
-    add("bitsandbytes LLM.int8", "bitsandbytes", *int8(weights))
+    if not types:
+        add("bitsandbytes NF4", "bitsandbytes", *nf4(weights, False))
+        add("bitsandbytes NF4, double", "bitsandbytes", *nf4(weights, True))
+        add("bitsandbytes LLM.int8", "bitsandbytes", *int8(weights))
     plain = os.path.join(out, "source.gguf")
     write_gguf(plain, config, weights)
-    for name, number in FILE_TYPES.items():
+    for name, number in {t: OTHER_TYPES[t] for t in types}.items() or FILE_TYPES.items():
         path = os.path.join(out, name + ".gguf")
         quantize_gguf(plain, path, number)
         add("llama.cpp " + name, "llama.cpp", *read_gguf(path, weights))
@@ -160,8 +164,8 @@ def main():
             os.remove(path)
     os.remove(plain)
     with open(os.path.join(out, "peers.json"), "w") as f:
-        json.dump({"versions": {"bitsandbytes": bnb.__version__, "torch": torch.__version__,
-                                "llama-cpp-python": llama_cpp.__version__}, "rows": rows}, f)
+        others = {} if types else {"bitsandbytes": bnb.__version__, "torch": torch.__version__}
+        json.dump({"versions": {**others, "llama-cpp-python": llama_cpp.__version__}, "rows": rows}, f)
 
 
 main()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/accuracy.md from bench/results/accuracy.json and mixture.json.
+"""Write docs/accuracy.md from bench/results/accuracy.json, mixture.json and reallocations.json.
 
     bench/make_accuracy.py            write it, and the tables of docs/calibration.md
     bench/make_accuracy.py --check    exit 1 if it is not what the results give
@@ -385,7 +385,30 @@ def mixture(m):
     return out
 
 
-def page(r, experts):
+def reallocations(found):
+    """Of reallocations.json."""
+    models, most = found["models"], len(found["models"][0]["reallocations"])
+    heads = ["%s, weighed by %s" % (m["model"], {"default": "the bundled text"}.get(m["text"], m["text"])) for m in models]
+    predictors = list(models[0]["spearman"])
+    chosen = [[heads[i], "%.1f" % c["bits"], figure(c[predictors[0]])] + ["%.2f" % (c[p] / c[predictors[0]])
+                                                                      for p in predictors[1:]]
+              for i, m in enumerate(models) for c in m["chosen"]]
+    return ["## Reallocations", "",
+            "Which number puts mixtures in the right order? %d mixtures of equal bytes for each model leave some matrices" % most,
+            "in int4 and give int6 or int8 to others, by random marks of layers, of roles or of matrices. The tables have",
+            "Spearman's correlation of what was predicted with the KL divergence measured. E is the error of a weight, H the",
+            "second moment of its inputs, and G that of the gradients of its outputs; the two traces alone are those of",
+            "[`python -m qconv importance`](importance.md), and importance is what `--to auto` goes by without a file. The",
+            "squared gradient is the weight's own, which takes no inputs and gradients as independent. Text of the kind that",
+            "judges weighs better than the bundled text.", "",
+            table(["prediction", *heads], [[p, *("%.2f" % m["spearman"][p] for m in models)] for p in predictors]), "",
+            "The next table lets each prediction choose from int4, int5, int6 and int8 for every matrix within a number of",
+            "bits: KL divergence by the first, and that of the others relative to it.", "",
+            table(["model", "bits", *predictors], chosen), "",
+            "`bench/reallocations.py` measured it (commit %s). Codes: %s." % (found["commit"], found["codes"]), ""]
+
+
+def page(r, experts, found):
     models = r["models"]
     versions = ", ".join("%s %s" % kv for kv in sorted(r["versions"].items()))
     out = ["# Accuracy", "",
@@ -416,7 +439,7 @@ def page(r, experts):
         out += [model_table(m), ""]
     if any("calibrated" in m for m in models):
         out += calibrated(models)
-    out += integers(models) + mixture(experts)
+    out += integers(models) + mixture(experts) + reallocations(found)
     texts = [m for m in models if "placements" in m]
     if texts:
         shifts = len({p["shift"] for p in texts[0]["placements"] if p["form"] == "NF4, double"})
@@ -441,7 +464,8 @@ def page(r, experts):
             "numpy, a script that is no longer kept. It tries 64 scales of each sign for each block or row and then",
             "fits them to the codes found.", "", oracle(models), "",
             "## How it was measured", "",
-            "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json` and `mixture.json`; do not edit it.",
+            "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json`, `mixture.json` and",
+            "`reallocations.json`; do not edit it.",
             "The command was `%s`, of %s, commit %s, with %s."
             % (r["command"], r["qconv"], r["commit"], versions), ""]
     if any(row.get("types") for m in models for row in m["rows"]):
@@ -458,7 +482,9 @@ def main():
         result = json.load(f)
     with open(os.path.join(RESULTS, "mixture.json")) as f:
         experts = json.load(f)
-    made = ("accuracy.md", page(result, experts)), ("calibration.md", calibration_page(result["models"]))
+    with open(os.path.join(RESULTS, "reallocations.json")) as f:
+        found = json.load(f)
+    made = ("accuracy.md", page(result, experts, found)), ("calibration.md", calibration_page(result["models"]))
     return max(write_or_check(name, text, "bench/results/accuracy.json", "bench/make_accuracy.py")
                for name, text in made)
 

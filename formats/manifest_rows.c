@@ -9,7 +9,7 @@ static const char *const schemes[] = {
     "nf4",   "int8",          "int8-block", "w2a16-channel", "w2a16", "w3a16-channel",
     "w3a16", "w4a16-channel", "w4a16",      "w5a16-channel", "w5a16", "w6a16-channel",
     "w6a16", "w7a16-channel", "w7a16",      "w8a16-channel", "w8a16", "w8a8",
-    "cast",  "keep",          "dequant",    "state",         NULL};
+    "awq",   "cast",          "keep",       "dequant",       "state", NULL};
 
 const char *qc_manifest_scheme(const char *name)
 {

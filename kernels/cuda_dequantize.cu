@@ -17,8 +17,8 @@
  * which lie in up to three words. Chunks of neighbours share words, which come from L1 then.
  *
  * grid.x covers a row, and grid.y rows. Where rows follow each other without a gap and the scale is
- * not the row's, the whole is taken as one row. The values of NF4 live in the lanes of a warp, and a
- * look-up is a shuffle (as in cuda_quantize_internal.cuh).
+ * not the row's, the whole is taken as one row. The values of NF4 live in the lanes of a warp, and
+ * a look-up is a shuffle (as in cuda_quantize_internal.cuh).
  *
  * dequantize_elements does the same element by element. It is for rows that do not start at a
  * multiple of 8 elements (so that a chunk would lie in two blocks) and for destinations that are

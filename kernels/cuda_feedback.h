@@ -44,11 +44,11 @@ uint64_t qc_cuda_feedback_kept_bytes(uint64_t n, int cross);
 
 /* ---- a weight (cuda_feedback_weight.c, .cu) ---- */
 
-/* Does what qc_feedback_weight does, with w [rows, n] of dtype F32, F16 or BF16, form->cols = n, and
- * g and out's arrays in host memory. Rows are worked on in pieces: as many at once as fit a quarter of the
- * device's memory (or what is free, if that is less), and as the form's groups and the blocks of g
- * permit, since a block is never cut. The order of sums in products depends on that, so results are
- * the same wherever a quarter is free. Synchronizes.
+/* Does what qc_feedback_weight does, with w [rows, n] of dtype F32, F16 or BF16, form->cols = n,
+ * and g and out's arrays in host memory. Rows are worked on in pieces: as many at once as fit a
+ * quarter of the device's memory (or what is free, if that is less), and as the form's groups and
+ * the blocks of g permit, since a block is never cut. The order of sums in products depends on
+ * that, so results are the same wherever a quarter is free. Synchronizes.
  *
  * With g, rows of a block are coupled, and codes are chosen one after another as on the CPU; one
  * multiprocessor does that for a block (cuda_feedback_outputs.cu). */

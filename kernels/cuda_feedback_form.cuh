@@ -45,13 +45,12 @@ QC_DEVICE float qc_form_unit(const qc_cuda_form &f, float number)
     return __fmul_rn(number, f.step);
 }
 
-/* Returns what a reader makes of a number; step_last is f.step_last. */
-QC_DEVICE float qc_form_made(bool table, bool step_last, const qc_cuda_form &f, float number,
-                             float scale)
+/* Returns what a reader makes of a number. */
+QC_DEVICE float qc_form_made(bool table, const qc_cuda_form &f, float number, float scale)
 {
     if (table)
         return __fmul_rn(number, scale);
-    if (step_last)
+    if (f.step_last)
         return __fmul_rn(__fmul_rn(number, scale), f.step);
     return __fmul_rn(__fmul_rn(number, f.step), scale);
 }

@@ -245,7 +245,7 @@ QC_DEVICE uint32_t those_that_differ(bool differs)
 
 /* Chooses the codes of column k; in is G E H there. Returns G times what they change E by, and adds
  * their number to changed. */
-template <bool table, bool step_last>
+template <bool table>
 QC_DEVICE float choose_column(const qc_cuda_form &form, const qc_nf4_tables &tables,
                               const outputs_shared &shared, unsigned k, unsigned rows, float in,
                               place &at, unsigned &changed)
@@ -264,7 +264,7 @@ QC_DEVICE float choose_column(const qc_cuda_form &form, const qc_nf4_tables &tab
             break;
         const unsigned first = (unsigned)__ffs((int)found) - 1u;
         const float number = qc_form_number(table, tables, code);
-        const float made = qc_form_made(table, step_last, form, number, at.scale);
+        const float made = qc_form_made(table, form, number, at.scale);
         const float less = __shfl_sync(QC_ALL_LANES, __fadd_rn(at.old, -made), (int)first);
         if (row == first) {
             at.code = code;
@@ -278,7 +278,7 @@ QC_DEVICE float choose_column(const qc_cuda_form &form, const qc_nf4_tables &tab
 }
 
 /* Leaves E in shared.in. The first warp runs this. Returns the number of changed codes. */
-template <bool table, bool step_last>
+template <bool table>
 QC_DEVICE unsigned walk_tile(const qc_cuda_form &form, unsigned rows, unsigned cols,
                              outputs_shared &shared)
 {
@@ -299,11 +299,10 @@ QC_DEVICE unsigned walk_tile(const qc_cuda_form &form, unsigned rows, unsigned c
             at.scale = shared.scale[here];
             at.from_scale = shared.from_scale[here];
             at.was = at.code = shared.code[row * code_stride + k];
-            at.old = qc_form_made(table, step_last, form, qc_form_number(table, tables, at.was),
-                                  at.scale);
+            at.old = qc_form_made(table, form, qc_form_number(table, tables, at.was), at.scale);
             at.error = __fadd_rn(at.target, -at.old);
-            moved[i] = choose_column<table, step_last>(form, tables, shared, k, k < cols ? rows : 0,
-                                                       x[i], at, changed);
+            moved[i] = choose_column<table>(form, tables, shared, k, k < cols ? rows : 0, x[i], at,
+                                            changed);
             __syncwarp(); /* both halves have read what is written here */
             if (half == 0) {
                 shared.in[here] = at.error;
@@ -349,7 +348,7 @@ QC_DEVICE void rest_unit(const qc_cuda_rows_outputs &a, const unit &u)
         a.less[u.first * panel + i] = 0.0f;
 }
 
-template <bool table, bool step_last>
+template <bool table>
 QC_DEVICE unsigned decide_tile(const qc_cuda_rows &p, const qc_cuda_rows_outputs &a, const unit &u,
                                uint64_t tile, outputs_shared &shared)
 {
@@ -360,8 +359,7 @@ QC_DEVICE unsigned decide_tile(const qc_cuda_rows &p, const qc_cuda_rows_outputs
     if (threadIdx.x < 32) {
         const uint64_t left = u.rows - tile;
         const unsigned rows = left < tile_rows ? (unsigned)left : tile_rows;
-        const unsigned changed =
-            walk_tile<table, step_last>(p.form, rows, (unsigned)a.cols, shared);
+        const unsigned changed = walk_tile<table>(p.form, rows, (unsigned)a.cols, shared);
         if (threadIdx.x == 0) {
             shared.changed = changed;
             if (changed)
@@ -375,7 +373,7 @@ QC_DEVICE unsigned decide_tile(const qc_cuda_rows &p, const qc_cuda_rows_outputs
     return changed;
 }
 
-template <bool table, bool step_last>
+template <bool table>
 __global__ void __launch_bounds__(threads, 1)
     decide_outputs(const qc_cuda_rows p, const qc_cuda_rows_outputs a)
 {
@@ -392,7 +390,7 @@ __global__ void __launch_bounds__(threads, 1)
         for (uint64_t i = threadIdx.x; i * chunk < u.rows; i += threads)
             u.moved[i] = 0; /* the first tile has a barrier before anything reads it */
         for (uint64_t tile = 0; tile < u.rows; tile += tile_rows)
-            changed += decide_tile<table, step_last>(p, a, u, tile, shared);
+            changed += decide_tile<table>(p, a, u, tile, shared);
         if (threadIdx.x == 0)
             a.now[number] += changed;
     }
@@ -431,10 +429,8 @@ qc_status qc_cuda_rows_sweep_outputs(const qc_cuda_rows *p, const qc_cuda_rows_o
         return QC_OK;
     if (a->cols > panel)
         QC_FAIL(err, QC_ERR_USAGE, "a panel has more than %u columns", panel);
-    void (*kernel)(qc_cuda_rows, qc_cuda_rows_outputs) = p->form.table ? decide_outputs<true, false>
-                                                         : p->form.step_last
-                                                             ? decide_outputs<false, true>
-                                                             : decide_outputs<false, false>;
+    void (*kernel)(qc_cuda_rows, qc_cuda_rows_outputs) =
+        p->form.table ? decide_outputs<true> : decide_outputs<false>;
     QC_TRY(qc_cuda_keep_resident(kernel, sizeof(outputs_shared), 1, what, err));
     return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(p->rows, a->block)), dim3(threads),
                          sizeof(outputs_shared), s, err, *p, *a);

@@ -96,7 +96,7 @@ QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, ui
 }
 
 /* Leaves the errors in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
-template <bool table, bool step_last, bool sweeping>
+template <bool table, bool sweeping>
 QC_DEVICE unsigned walk_panel(const qc_cuda_form &form, unsigned cols, unsigned lane,
                               panel_shared &shared)
 {
@@ -116,15 +116,14 @@ QC_DEVICE unsigned walk_panel(const qc_cuda_form &form, unsigned cols, unsigned 
             int was = 0;
             if (sweeping) {
                 was = shared.code[lane * code_stride + s + i];
-                old = qc_form_made(table, step_last, form, qc_form_number(table, tables, was),
-                                   scale[i]);
+                old = qc_form_made(table, form, qc_form_number(table, tables, was), scale[i]);
                 float own = shared.inverse[s + i];
                 /* a dead column gets what is nearest to its weight */
                 place = own == 0.0f ? target : __fadd_rn(old, __fmul_rn(place, own));
             }
             int code = qc_form_code(table, form, tables, __fmul_rn(place, inverse[i]));
             float number = qc_form_number(table, tables, code);
-            float value = qc_form_made(table, step_last, form, number, scale[i]);
+            float value = qc_form_made(table, form, number, scale[i]);
             float error = __fadd_rn(target, -value);
             fed[i] = sweeping ? __fadd_rn(old, -value) : error;
             if (sweeping)
@@ -170,7 +169,7 @@ QC_DEVICE void store_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, u
 }
 
 /* Without panel_blocks, ptxas keeps to 64 registers and spills one. */
-template <bool table, bool step_last, bool sweeping>
+template <bool table, bool sweeping>
 __global__ void __launch_bounds__(panel_threads, panel_blocks)
     decide_panel(const qc_cuda_rows p, const qc_cuda_rows_panel a)
 {
@@ -180,8 +179,8 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
         load_panel<sweeping>(p, a, tile * tile_rows, shared);
         __syncthreads();
         if (threadIdx.x < 32) {
-            unsigned changed = walk_panel<table, step_last, sweeping>(p.form, (unsigned)a.cols,
-                                                                      threadIdx.x, shared);
+            unsigned changed =
+                walk_panel<table, sweeping>(p.form, (unsigned)a.cols, threadIdx.x, shared);
             if (sweeping) {
                 /* rows that do not exist are zero and stay so, but an NF4 code's 0 is 7 */
                 if (tile * tile_rows + threadIdx.x >= p.rows)
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(threads_per_block)
             from_scale = p.from_absmax[index];
         }
         float number = qc_form_nearest(p.form.table, p.form, tables, __fmul_rn(x, from_scale));
-        float value = qc_form_made(p.form.table, p.form.step_last, p.form, number, scale);
+        float value = qc_form_made(p.form.table, p.form, number, scale);
         if (inside)
             p.e[i] = __fadd_rn(p.target[i], -value);
     }
@@ -421,7 +420,7 @@ __global__ void __launch_bounds__(threads_per_block)
             uint64_t k = at + lane, i = row * p.n + a.col + k;
             bool inside = k < a.cols;
             float number = qc_form_number(p.form.table, tables, inside ? p.codes[i] : 0);
-            float value = qc_form_made(p.form.table, p.form.step_last, p.form, number, better);
+            float value = qc_form_made(p.form.table, p.form, number, better);
             if (inside)
                 e[k] = __fadd_rn(p.target[i], -value);
         }
@@ -451,9 +450,7 @@ qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_str
     if (a->cols > panel)
         QC_FAIL(err, QC_ERR_USAGE, "a panel has more than %u columns", panel);
     void (*kernel)(qc_cuda_rows, qc_cuda_rows_panel) =
-        p->form.table       ? decide_panel<true, false, sweeping>
-        : p->form.step_last ? decide_panel<false, true, sweeping>
-                            : decide_panel<false, false, sweeping>;
+        p->form.table ? decide_panel<true, sweeping> : decide_panel<false, sweeping>;
     QC_TRY(qc_cuda_keep_resident(kernel, sizeof(panel_shared), panel_blocks, what, err));
     return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(p->rows, tile_rows)),
                          dim3(panel_threads), sizeof(panel_shared), s, err, *p, *a);

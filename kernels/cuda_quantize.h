@@ -1,7 +1,8 @@
 /* Quantizing on a GPU, with the bytes of quant/quant_ops.h and of quant/scale_search.h.
  *
- * Kernels make codes and scales, bit for bit, and what the sums of errors are made of. The host adds
- * those up (qc_blocks_collect and qc_rows_collect of quant/quant_collect.h, qc_search_collect).
+ * Kernels make codes and scales, bit for bit, and what the sums of errors are made of. The host
+ * adds those up (qc_blocks_collect, qc_rows_collect and qc_search_collect of
+ * quant/quant_collect.h).
  *
  * All pointers are device memory but for those that say host. src and codes may have any alignment
  * of their type; 16 bytes is faster. Work is put on the stream and not waited for; nothing is

@@ -132,6 +132,29 @@ QC_DEVICE uint32_t qc_largest_of_team(uint32_t v)
     return v;
 }
 
+/* Finds the largest value over a team and its index, the lowest on ties. All threads get it. */
+QC_DEVICE void qc_largest_at(float *largest, uint32_t *index)
+{
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        float other = __shfl_xor_sync(QC_ALL_LANES, *largest, mask);
+        uint32_t other_index = __shfl_xor_sync(QC_ALL_LANES, *index, mask);
+        if (other > *largest || (other == *largest && other_index < *index)) {
+            *largest = other;
+            *index = other_index;
+        }
+    }
+}
+
+/* Folds as qc_fold16 does. All lanes of the team get the sum. */
+QC_DEVICE float qc_fold_team(float v)
+{
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2)
+        v = __fadd_rn(v, __shfl_xor_sync(QC_ALL_LANES, v, mask));
+    return v;
+}
+
 /* Returns 1 / absmax, or 0 in a block of zeros. *up tells whether elements are to be multiplied by
  * QC_CUDA_TINY_SCALE first, by the rule for tiny blocks. */
 QC_DEVICE float qc_inverse_absmax(float absmax, bool *up)

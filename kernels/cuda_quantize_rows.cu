@@ -167,17 +167,9 @@ QC_DEVICE void code_run(const row_job &job, const run_place &p, unsigned l, floa
         }
     }
     if (errors) {
-#pragma unroll
-        for (int mask = 8; mask > 0; mask /= 2) {
-            ee = __fadd_rn(ee, __shfl_xor_sync(QC_ALL_LANES, ee, mask));
-            xx = __fadd_rn(xx, __shfl_xor_sync(QC_ALL_LANES, xx, mask));
-            float other = __shfl_xor_sync(QC_ALL_LANES, most, mask);
-            uint32_t other_column = __shfl_xor_sync(QC_ALL_LANES, column, mask);
-            if (other > most || (other == most && other_column < column)) {
-                most = other;
-                column = other_column;
-            }
-        }
+        ee = qc_fold_team(ee);
+        xx = qc_fold_team(xx);
+        qc_largest_at(&most, &column);
         if (p.count > 0 && l == 0)
             job.errors[p.row * job.runs_row + p.run_in_row] =
                 make_float4(ee, xx, most, __uint_as_float(column));

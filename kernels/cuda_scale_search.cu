@@ -450,15 +450,7 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
             }
         }
     }
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) {
-        float other = __shfl_xor_sync(QC_ALL_LANES, largest, mask);
-        uint32_t other_index = __shfl_xor_sync(QC_ALL_LANES, index, mask);
-        if (other > largest || (other == largest && other_index < index)) {
-            largest = other;
-            index = other_index;
-        }
-    }
+    qc_largest_at(&largest, &index);
     rr = qc_fold_team(rr);
     yy = qc_fold_team(yy);
     if (l != 0 || p.n == 0)

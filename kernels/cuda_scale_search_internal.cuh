@@ -16,15 +16,6 @@ QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
     return qc_source<QC_DTYPE_BF16>::one(src, i);
 }
 
-/* Folds as qc_fold16 does. All lanes of the team get the sum. */
-QC_DEVICE float qc_fold_team(float v)
-{
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2)
-        v = __fadd_rn(v, __shfl_xor_sync(QC_ALL_LANES, v, mask));
-    return v;
-}
-
 /* Rounds y half to even. */
 QC_DEVICE float qc_round_even(float y)
 {

@@ -184,15 +184,7 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
     }
     ee = qc_fold_team(ee);
     xx = qc_fold_team(xx);
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) {
-        float other = __shfl_xor_sync(QC_ALL_LANES, most, mask);
-        uint32_t other_column = __shfl_xor_sync(QC_ALL_LANES, column, mask);
-        if (other > most || (other == most && other_column < column)) {
-            most = other;
-            column = other_column;
-        }
-    }
+    qc_largest_at(&most, &column);
     if (r.n > 0 && l == 0)
         reinterpret_cast<float4 *>(job.a.sums)[row * job.runs + r.run] =
             make_float4(ee, xx, most, __uint_as_float(column));

@@ -68,8 +68,9 @@ QC_DEVICE float dense_at(const void *dense, qc_dtype dtype, uint64_t f)
                                  : qc_load_16(dense, f, dtype);
 }
 
+/* Without the 1, ptxas spills a register on sm_120 to have more thread blocks resident. */
 template <bool quantized>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 1)
     matmul_reference(const qc_weights w, const code_form form, const qc_matmul_exact e)
 {
     QC_SHARED(reference_shared, shared);

@@ -121,9 +121,9 @@ INLINE void rows_of(const qc_gemv *g, uint64_t at, float *const sums[2], unsigne
     for (unsigned m = 0; m < rows; m++)
         lanes[m] = _mm512_setzero_ps();
     for (uint64_t i = 0; i < g->groups; i++, codes += bytes, next += bytes, xs += rows) {
-        const group v = four ? load_4(codes, next, &t)
-                             : load_8(qc_gemv_codes(g, codes, room[0]),
-                                      qc_gemv_codes(g, next, room[1]), &t);
+        const group v =
+            four ? load_4(codes, next, &t)
+                 : load_8(qc_gemv_codes(g, codes, room[0]), qc_gemv_codes(g, next, room[1]), &t);
         const uint64_t block = halves ? 2 * i : i >> g->shift;
         const __m512 a = scales_of(g, first + block, after + block, nested);
         const __m512 b = halves ? scales_of(g, first + block + 1, after + block + 1, nested) : a;

@@ -4,15 +4,12 @@
 
 #include <string.h>
 
-/* Each width has loops of its own, in which its shifts are constants. */
-#define ALWAYS static inline __attribute__((always_inline))
-
 #define PAIRS UINT64_C(0x00ff00ff00ff00ff)
 #define FOURS UINT64_C(0x0000ffff0000ffff)
 #define HALF  UINT64_C(0x00000000ffffffff)
 
 /* Moves eight bytes' low bits together: neighbours, then pairs, then fours. */
-ALWAYS uint64_t join(uint64_t x, unsigned bits)
+static uint64_t join(uint64_t x, unsigned bits)
 {
     x = (x & PAIRS) | (x >> 8 & PAIRS) << bits;
     x = (x & FOURS) | (x >> 16 & FOURS) << 2 * bits;
@@ -20,7 +17,7 @@ ALWAYS uint64_t join(uint64_t x, unsigned bits)
 }
 
 /* Undoes join. */
-ALWAYS uint64_t part(uint64_t x, unsigned bits)
+static uint64_t part(uint64_t x, unsigned bits)
 {
     const uint64_t four = (UINT64_C(1) << 4 * bits) - 1;
     const uint64_t two = ((UINT64_C(1) << 2 * bits) - 1) * UINT64_C(0x0000000100000001);
@@ -30,9 +27,10 @@ ALWAYS uint64_t part(uint64_t x, unsigned bits)
     return (x & one) | (x >> bits & one) << 8;
 }
 
-/* Eight bytes are written and read at a time; the last ones, which may not be there, byte by byte. */
-ALWAYS void pack(unsigned bits, const uint8_t *codes, uint64_t n, unsigned char *to)
+/* Eight bytes are written and read at a time; the last ones, which may not be there, one by one. */
+void qc_codes_pack(unsigned bits, const uint8_t *codes, uint64_t n, void *packed)
 {
+    unsigned char *to = packed;
     uint64_t x, i = 0;
     for (; i + 8 <= n && (n - i) * bits >= 64; i += 8, to += bits) {
         memcpy(&x, codes + i, 8);
@@ -48,8 +46,9 @@ ALWAYS void pack(unsigned bits, const uint8_t *codes, uint64_t n, unsigned char 
     }
 }
 
-ALWAYS void unpack(unsigned bits, const unsigned char *from, uint64_t n, uint8_t *codes)
+void qc_codes_unpack(unsigned bits, const void *packed, uint64_t n, uint8_t *codes)
 {
+    const unsigned char *from = packed;
     uint64_t x, i = 0;
     for (; i + 8 <= n && (n - i) * bits >= 64; i += 8, from += bits) {
         memcpy(&x, from, 8);
@@ -63,31 +62,4 @@ ALWAYS void unpack(unsigned bits, const unsigned char *from, uint64_t n, uint8_t
         x = part(x, bits);
         memcpy(codes + i, &x, count);
     }
-}
-
-#define WIDTH(b)                                                                                   \
-    static void pack##b(const uint8_t *codes, uint64_t n, void *to)                                \
-    {                                                                                              \
-        pack(b, codes, n, to);                                                                     \
-    }                                                                                              \
-    static void unpack##b(const void *from, uint64_t n, uint8_t *codes)                            \
-    {                                                                                              \
-        unpack(b, from, n, codes);                                                                 \
-    }
-WIDTH(2)
-WIDTH(3)
-WIDTH(4) WIDTH(5) WIDTH(6) WIDTH(7) WIDTH(8)
-
-    void qc_codes_pack(unsigned bits, const uint8_t *codes, uint64_t n, void *packed)
-{
-    static void (*const of[])(const uint8_t *, uint64_t, void *) = {pack2, pack3, pack4, pack5,
-                                                                    pack6, pack7, pack8};
-    of[bits - 2](codes, n, packed);
-}
-
-void qc_codes_unpack(unsigned bits, const void *packed, uint64_t n, uint8_t *codes)
-{
-    static void (*const of[])(const void *, uint64_t, uint8_t *) = {
-        unpack2, unpack3, unpack4, unpack5, unpack6, unpack7, unpack8};
-    of[bits - 2](packed, n, codes);
 }

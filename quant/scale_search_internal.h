@@ -36,8 +36,8 @@
  * clamped to those of the form, and x' = q * s. Candidates of groups of 4 bits are
  * qc_int_round_scale(|t| * QC_SEARCH_INT4_STEPS[j]) with the sign of t. All others are
  * qc_int_round_scale(a * |f| / reach) with the sign of f, in this order of operations, where reach
- * is the largest magnitude of a code and f is qc_search_steps_of[by rows][bits - 2][j]. One is usable
- * if a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
+ * is the largest magnitude of a code and f is qc_search_steps_of[by rows][bits - 2][j]. One is
+ * usable if a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
  *
  * With it, for a group, once all its blocks have targets:
  *     N = largest |t - offset| over its blocks that are not zero (0 if there are none); not finite:
@@ -115,18 +115,19 @@
         0.70f, 0.80f, 0.86f, 0.90f, 0.92f, 0.94f, 0.95f, 0.96f, 0.97f, 0.975f, 0.98f, 0.985f,      \
             0.99f, 0.995f, 1.0f, 1.005f                                                            \
     }
-/* For codes of 2 to 8 bits, in groups and by rows. Below 8 bits a scale may be negative, because the
- * lowest number has no mirror. The factors for 2, 3, 5, 6 and 7 bits are the sixteen that together
- * leave the least error of normal and of Student's t weights, chosen one after another from a grid
- * of 0.01 (docs/theory/scale_search.md). Groups of 4 bits have a screen instead. */
+/* For codes of 2 to 8 bits, in groups and by rows. Below 8 bits a scale may be negative, because
+ * the lowest number has no mirror. The factors for 2, 3, 5, 6 and 7 bits are those that together
+ * leave the least error of normal weights, of Student's t and, by rows, of rows with an outlier,
+ * chosen one after another from a grid of 0.01 (docs/theory/scale_search.md). 1 and -1 are among
+ * them, one of which leaves the largest value exact. Groups of 4 bits have a screen instead. */
 #define QC_SEARCH_GROUP_FACTORS                                                                    \
     {                                                                                              \
         {-0.44f, 0.48f,  -0.54f, 0.59f,  -0.62f, 0.67f,  -0.68f, -0.74f,                           \
-         0.75f,  -0.79f, 0.82f,  -0.84f, 0.90f,  -0.91f, 1.00f,  -1.02f},                          \
+         0.75f,  -0.79f, 0.82f,  -0.84f, 0.90f,  -0.91f, 1.00f,  -1.00f},                          \
             {0.65f,  -0.68f, 0.75f,  -0.76f, 0.82f,  -0.82f, 0.87f,  -0.87f,                       \
-             -0.91f, 0.92f,  -0.95f, 0.97f,  -1.00f, 1.03f,  -1.06f, 1.22f},                       \
+             -0.91f, 0.92f,  -0.95f, 0.97f,  -1.00f, 1.00f,  -1.06f, 1.22f},                       \
             {0.0f}, {-0.93f, 0.94f,  -0.95f, 0.96f,  -0.97f, 0.98f, -0.98f, 0.99f,                 \
-                     -0.99f, -1.00f, 1.01f,  -1.01f, 1.04f,  1.06f, 1.08f,  1.13f},                \
+                     -0.99f, -1.00f, 1.00f,  -1.01f, 1.04f,  1.06f, 1.08f,  1.13f},                \
             {0.98f, -0.98f, 0.99f, -0.99f, 1.00f, -1.00f, 1.01f, -1.01f,                           \
              1.02f, 1.03f,  1.04f, 1.06f,  1.07f, 1.10f,  1.11f, 1.14f},                           \
             {0.99f, -0.99f, 1.00f, -1.00f, 1.01f, 1.02f, 1.03f, 1.04f,                             \
@@ -135,18 +136,18 @@
     }
 #define QC_SEARCH_ROW_FACTORS                                                                      \
     {                                                                                              \
-        {0.26f,  -0.26f, -0.30f, 0.33f, -0.36f, 0.39f,  -0.42f, 0.48f,                             \
-         -0.50f, 0.54f,  -0.58f, 0.60f, 0.66f,  -0.66f, -0.75f, 0.76f},                            \
-            {-0.26f, 0.28f,  -0.36f, 0.37f,  0.44f, -0.45f, 0.54f, -0.57f,                         \
-             0.63f,  -0.65f, 0.70f,  -0.71f, 0.76f, -0.78f, 0.84f, -0.87f},                        \
+        {0.26f, -0.26f, -0.30f, -0.34f, 0.36f, -0.42f, 0.47f, -0.53f,                              \
+         0.57f, -0.61f, 0.64f,  -0.67f, 0.73f, -0.74f, 1.00f, -1.00f},                             \
+            {0.26f,  -0.26f, -0.33f, 0.36f,  -0.43f, 0.45f, -0.48f, 0.56f,                         \
+             -0.58f, 1.00f,  -0.68f, -0.75f, 0.76f,  0.83f, -0.84f, -1.00f},                       \
             {0.30f, -0.30f, 0.40f, -0.40f, 0.49f, -0.49f, 0.58f, -0.58f,                           \
              0.67f, -0.67f, 0.76f, -0.76f, 0.85f, -0.85f, 0.95f, -0.95f},                          \
-            {0.47f,  -0.48f, 0.62f, -0.62f, -0.71f, 0.77f,  -0.79f, 0.83f,                         \
-             -0.84f, -0.89f, 0.90f, -0.92f, 0.95f,  -0.95f, -0.97f, 0.99f},                        \
-            {-0.77f, 0.78f,  -0.82f, 0.84f, -0.88f, 0.90f, -0.90f, -0.92f,                         \
-             0.93f,  -0.94f, 0.95f,  0.97f, -0.97f, 0.99f, -0.99f, 1.02f},                         \
-            {0.90f,  -0.91f, 0.93f,  -0.94f, 0.95f,  0.97f, -0.97f, 0.98f,                         \
-             -0.98f, 0.99f,  -0.99f, 1.00f,  -1.00f, 1.01f, 1.02f,  1.03f},                        \
+            {-0.49f, 0.50f,  0.64f, -0.68f, 0.76f, -0.76f, -0.82f, 0.84f,                          \
+             0.88f,  -0.88f, 0.92f, -0.92f, 0.94f, -0.96f, 1.00f,  -1.00f},                        \
+            {-0.76f, 0.77f,  -0.86f, -0.89f, 0.90f,  0.92f, -0.92f, 0.94f,                         \
+             -0.94f, -0.95f, 0.97f,  -0.97f, -0.98f, 1.00f, -1.00f, 1.03f},                        \
+            {-0.91f, 0.93f,  -0.93f, -0.94f, 0.95f, -0.95f, 0.97f, -0.97f,                         \
+             0.98f,  -0.98f, 0.99f,  -0.99f, 1.00f, -1.00f, 1.01f, 1.03f},                         \
             QC_SEARCH_ROW_STEPS                                                                    \
     }
 /* 1 - k / 32 */

@@ -43,6 +43,8 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
                              err));
     r->program = o->program;
     r->loaders = loaders;
+    if (ranks > 0 || o->engines & 1u << QC_ENGINE_VLLM)
+        qc_budget_warn_vllm(&o->convert.plan.fit.vram, o->convert.plan.recipe.format, &o->call);
     if (ranks == 0)
         return QC_OK;
     qc_fit_options use = o->convert.plan.fit;

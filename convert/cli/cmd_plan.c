@@ -129,6 +129,8 @@ static qc_status plan_and_print(const qc_options *o, qc_arena *arena,
     /* A plan says nothing of compression, which convert decides. */
     QC_TRY(qc_engines_settle(&loaders, &planned.plan, o->engines, planned.fit.ranks, 0, &o->call,
                              err));
+    if (planned.fit.ranks > 0 || o->engines & 1u << QC_ENGINE_VLLM)
+        qc_budget_warn_vllm(&o->convert.plan.fit.vram, o->convert.plan.recipe.format, &o->call);
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,
@@ -171,10 +173,7 @@ static qc_status plan_model(qc_options *o, qc_arena *arena, qc_checkpoint *model
     QC_TRY(qc_checkpoint_check_model(model, err));
     if (has_weights)
         QC_TRY(qc_claims_check(model, o->convert.incomplete, err));
-    if (o->convert.plan.recipe.to_given || o->convert.plan.recipe.experts != QC_EXPERTS_AS_FOUND)
-        QC_TRY(qc_experts_arrange(model, &o->convert.plan.recipe, err));
-    else
-        QC_TRY(qc_experts_split(model, 0, err));
+    QC_TRY(qc_experts_arrange(model, &o->convert.plan.recipe, err));
     QC_TRY(qc_adapters_attach(model, o->loras, err));
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o->call, "%s", model->warnings[i]);

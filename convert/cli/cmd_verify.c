@@ -130,8 +130,14 @@ static qc_status find_weights(const qc_checkpoint *output, qc_arena *arena, cons
         while (s < QC_SCHEME_COUNT && strcmp(qc_schemes[s].name, scheme) != 0)
             s++;
         const int weight = s < QC_SCHEME_COUNT && qc_scheme_is_quantized((qc_scheme)s);
-        if (t == QC_NO_TENSOR || (weight && !stored.weights[t]) ||
-            (strcmp(scheme, "state") == 0 && stored.owners[t] == QC_NO_TENSOR))
+        const uint32_t owner = t != QC_NO_TENSOR && stored.owners[t] == QC_NO_TENSOR
+                                   ? coded.owners[t] /* of AWQ's form */
+                                   : QC_NO_TENSOR;
+        const uint32_t codes = owner == QC_NO_TENSOR ? t : owner;
+        const int awq = codes != QC_NO_TENSOR && coded.weights[codes] &&
+                        coded.weights[codes]->coding == QC_CODING_AWQ;
+        if (t == QC_NO_TENSOR || (weight && !stored.weights[t] && !awq) ||
+            (strcmp(scheme, "state") == 0 && stored.owners[t] == QC_NO_TENSOR && !awq))
             QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is no quantized weight with all of its tensors",
                     name);
         if (weight && qc_ends_with(name, "_packed") &&

@@ -136,15 +136,18 @@ const qc_option_row qc_option_table[] = {
      CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes, or compressed-tensors for int2 to int7",
      .quantizes = 1, .since = "0.5.0",
      FOREIGN({.names = "quant-format backend"}),
-     WORDS({"bnb", "bitsandbytes"}, {"ct compressed llm-compressor llmcompressor vllm",
+     WORDS({"bnb", "bitsandbytes"}, {"autoawq lmdeploy turbomind gemm", "awq"}, {"ct compressed llm-compressor llmcompressor vllm",
                                      "compressed-tensors"}),
      RULES({.of = "compressed-tensors", .needs = "--to " PACKED_INTEGERS "|int8|auto"},
+           {.of = "awq", .needs = "--to int4", .why = ", the one width that it has"},
            {.of = "bitsandbytes", .not_with = "--to " PACKED_INTEGERS,
             .why = ": it has --to nf4, of 4 bits, and --to int8"}),
      .help = "the library whose format the quantized weights have",
      .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
              "compressed-tensors is what vLLM splits over several cards: --to int8 is "
-             "W8A8, --to int2 to int7 are W2A16 to W7A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
+             "W8A8, --to int2 to int7 are W2A16 to W7A16, and --to auto mixes W4A16, W8A16 and 16 bits. "
+             "awq has the codes of --to int4 for lmdeploy, which serves V100s with tensor parallelism, and for "
+             "vLLM and SGLang."},
     {ROW("activation-bits", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
      CHOICES("8", "16"), .quantizes = 1, .dflt_note = "8, or 16 with --to auto", .since = "0.5.0",
      RULES({.not_with = "--to " PACKED_INTEGERS, .why = ", whose activations have 16 bits always"},
@@ -157,7 +160,7 @@ const qc_option_row qc_option_table[] = {
      .power_of_two = 1, .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
      RULES({.not_with = "--to auto", .why = ", which chooses it; see --schemes"},
-           {.above = 128, .not_with = "--format compressed-tensors",
+           {.above = 128, .not_with = "--format compressed-tensors|awq",
             .why = ", whose readers have kernels for groups of 32, 64 and 128"},
            {.of = "channel", .needs = "--format compressed-tensors",
             .why = "; --to int8 of bitsandbytes has a scale for each row without it"},
@@ -170,7 +173,7 @@ const qc_option_row qc_option_table[] = {
              "compressed-tensors, whose groups have 32, 64 or 128 weights."},
     {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant),
      VALUES(0, 1), .quantizes = 1, .since = "0.1.0",
-     RULES({.not_with = "--format compressed-tensors", .why = ", whose scales are never quantized"},
+     RULES({.not_with = "--format compressed-tensors|awq", .why = ", whose scales are never quantized"},
            {.with = "--to int8", .needs = "--block-size",
             .why = ": scales of rows are never quantized"}),
      FOREIGN({.names = "double-quant use-double-quant bnb-4bit-use-double-quant nested",

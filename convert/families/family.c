@@ -156,7 +156,8 @@ const char *qc_family_parameter(const char *name)
 {
     const char *dot = strrchr(name, '.');
     return dot && qc_config_word_in(dot + 1, " weight bias weight_packed weight_scale "
-                                             "weight_scale_inv weight_shape weight_zero_point ")
+                                             "weight_scale_inv weight_shape weight_zero_point "
+                                             "qweight qzeros scales ")
                ? dot + 1
                : "";
 }

@@ -339,56 +339,62 @@ int qc_auto_combine(double rel_mse[QC_CANDIDATES], double *mean_square, const qc
 
 /* ---- without weights ---- */
 
-/* The error of integers below 8 bits whose scale `length` weights share. */
+/* The error of integers whose scale `length` weights share. */
 typedef struct {
     uint32_t length;
-    double mse[6][2]; /* of int2 to int7: with absmax scales, and with searched ones */
+    double mse[7][2]; /* of int2 to int8: with absmax scales, and with searched ones */
 } shared_error;
 
 /* Measured on normal numbers; tests/unit/fit/unit_auto_measure.c measures again. */
 static const shared_error shared_errors[] = {
     {32,
-     {{2.224e-01, 1.097e-01},
-      {4.125e-02, 2.642e-02},
+     {{2.219e-01, 1.104e-01},
+      {4.116e-02, 2.655e-02},
       {8.972e-03, 6.570e-03},
-      {2.106e-03, 1.764e-03},
-      {5.105e-04, 4.245e-04},
-      {1.256e-04, 1.060e-04}}},
+      {2.102e-03, 1.620e-03},
+      {5.092e-04, 3.894e-04},
+      {1.253e-04, 9.495e-05},
+      {2.854e-05, 2.308e-05}}},
     {64,
-     {{2.613e-01, 1.235e-01},
-      {4.853e-02, 3.120e-02},
-      {1.057e-02, 8.104e-03},
-      {2.474e-03, 2.194e-03},
-      {6.000e-04, 5.370e-04},
-      {1.475e-04, 1.340e-04}}},
+     {{2.603e-01, 1.235e-01},
+      {4.838e-02, 3.123e-02},
+      {1.055e-02, 8.050e-03},
+      {2.469e-03, 2.050e-03},
+      {5.978e-04, 5.057e-04},
+      {1.471e-04, 1.248e-04},
+      {3.509e-05, 3.060e-05}}},
     {128,
-     {{3.017e-01, 1.319e-01},
-      {5.624e-02, 3.448e-02},
+     {{3.009e-01, 1.323e-01},
+      {5.611e-02, 3.463e-02},
       {1.221e-02, 9.303e-03},
-      {2.872e-03, 2.593e-03},
-      {6.952e-04, 6.464e-04},
-      {1.712e-04, 1.617e-04}}},
+      {2.863e-03, 2.448e-03},
+      {6.935e-04, 6.189e-04},
+      {1.706e-04, 1.540e-04},
+      {4.166e-05, 3.814e-05}}},
     {512,
-     {{3.847e-01, 1.417e-01},
-      {7.284e-02, 3.810e-02},
-      {1.587e-02, 1.087e-02},
-      {3.714e-03, 3.189e-03},
-      {8.980e-04, 8.429e-04},
-      {2.215e-04, 2.152e-04}}},
+     {{3.836e-01, 1.417e-01},
+      {7.243e-02, 3.821e-02},
+      {1.579e-02, 1.097e-02},
+      {3.699e-03, 3.073e-03},
+      {8.943e-04, 8.185e-04},
+      {2.206e-04, 2.081e-04},
+      {5.471e-05, 5.320e-05}}},
     {2048,
-     {{4.720e-01, 1.456e-01},
-      {9.153e-02, 3.953e-02},
-      {1.990e-02, 1.151e-02},
-      {4.667e-03, 3.468e-03},
-      {1.129e-03, 9.886e-04},
-      {2.779e-04, 2.654e-04}}},
+     {{4.659e-01, 1.460e-01},
+      {9.031e-02, 3.965e-02},
+      {1.961e-02, 1.155e-02},
+      {4.590e-03, 3.375e-03},
+      {1.113e-03, 9.561e-04},
+      {2.738e-04, 2.571e-04},
+      {6.833e-05, 6.650e-05}}},
     {8192,
-     {{5.419e-01, 1.477e-01},
-      {1.084e-01, 4.013e-02},
-      {2.361e-02, 1.171e-02},
-      {5.526e-03, 3.501e-03},
-      {1.341e-03, 1.022e-03},
-      {3.294e-04, 2.914e-04}}},
+     {{5.400e-01, 1.480e-01},
+      {1.077e-01, 4.035e-02},
+      {2.349e-02, 1.183e-02},
+      {5.492e-03, 3.500e-03},
+      {1.331e-03, 1.021e-03},
+      {3.273e-04, 2.899e-04},
+      {8.181e-05, 7.820e-05}}},
 };
 
 static double measured_mse(qc_candidate_form form, uint64_t cols, int searched)
@@ -428,9 +434,8 @@ double qc_auto_normal_mse(qc_candidate_form form, uint64_t cols, qc_scale_method
     int searched = scale != QC_SCALE_ABSMAX;
     if (form.scheme == QC_SCHEME_KEEP)
         return 0;
-    if (qc_schemes[form.scheme].bits < 8)
+    if (qc_schemes[form.scheme].bits < 8 || form.block_elems)
         return measured_mse(form, cols, searched);
-    cols = form.block_elems ? form.block_elems : cols;
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;

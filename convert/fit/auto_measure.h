@@ -42,8 +42,8 @@ QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
 int qc_auto_combine(double rel_mse[QC_CANDIDATES], double *mean_square, const qc_auto_sample *s,
                     uint32_t n);
 /* Returns the expected relative squared error of normally distributed weights in rows of `cols`.
- * For NF4 and integers below 8 bits it was measured (NF4's with scales that are not quantized). For
- * int8 it is E[max^2] / (12 * 127^2) over the row, times a measured share where scales are
+ * It was measured (NF4's with scales that are not quantized), but for int8 with a scale for each
+ * row, which has E[max^2] / (12 * 127^2) over the row, times a measured share where scales are
  * searched. */
 double qc_auto_normal_mse(qc_candidate_form form, uint64_t cols, qc_scale_method scale);
 /* Returns how much the error of the weight of this name matters (docs/decisions/0006). */

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "convert/hardware/hardware.h"
 #include "convert/hardware/hardware_choice.h"
+#include "convert/term/console.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
@@ -361,4 +362,20 @@ const char *qc_budget_card_without_int8(const qc_budget *b)
             return card->name;
     }
     return NULL;
+}
+
+void qc_budget_warn_vllm(const qc_budget *b, qc_format format, const qc_call *call)
+{
+    enum { VLLM_SM = 75 }; /* get_min_capability of vLLM 0.32's kernels; its wheels have no sm_70 */
+    for (uint32_t i = 0; i < b->gpu_count && format != QC_FORMAT_AWQ; i++) {
+        const qc_card *card = b->devices[i].card;
+        if (!card || card->sm >= VLLM_SM)
+            continue;
+        qc_console_warn(call,
+                        "vLLM does not start on a %s (compute capability %u.%u, expected 7.5 or "
+                        "more): --to int4 --format awq makes what lmdeploy serves there, split "
+                        "over cards, too",
+                        card->name, card->sm / 10, card->sm % 10);
+        return;
+    }
 }

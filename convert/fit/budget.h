@@ -18,6 +18,7 @@
 #include "base/arena.h"
 #include "convert/hardware/card_table.h"
 #include "convert/plan/plan_options.h"
+#include "convert/term/call.h"
 
 #define QC_MAX_DEVICES 256u
 
@@ -32,5 +33,8 @@ QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const ch
 /* Returns the first card of the budget on which bitsandbytes has no int8 (because its compute
  * capability is too low), or NULL. Nothing is known of GPUs that are only a size. */
 const char *qc_budget_card_without_int8(const qc_budget *b);
+/* Warns where vLLM is to serve on a card of the budget that it does not start on, and says what
+ * does. */
+void qc_budget_warn_vllm(const qc_budget *b, qc_format format, const qc_call *call);
 
 #endif

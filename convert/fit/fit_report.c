@@ -177,6 +177,10 @@ void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
 {
     if (r->fit->ranks == 0)
         return;
+    if (r->loaders && r->loaders->lmdeploy) {
+        qc_strbuf_putf(out, "lmdeploy serve api_server OUT %s", r->loaders->lmdeploy);
+        return;
+    }
     qc_strbuf_puts(out, "vllm serve OUT ");
     qc_tp_serve_options(out, r->use, r->fit->ranks);
 }
@@ -232,9 +236,10 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
         qc_strbuf_putf(
             out,
             "  split      every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
-            "--tensor-parallel-size%s\n",
+            "--tensor-parallel-size%s%s\n",
             r->fit->ranks, qc_plural(r->fit->ranks),
-            r->needs_plugin ? " and the plug-in of qconv's Python package (docs/serving.md)" : "");
+            r->needs_plugin ? " and the plug-in of qconv's Python package (docs/serving.md)" : "",
+            r->loaders && r->loaders->lmdeploy ? ", and lmdeploy with --tp" : "");
     if (unknown) {
         qc_strbuf_puts(out, "  KV cache   its size is not known\n");
     } else if (r->generates) {

@@ -130,7 +130,7 @@ static qc_status add_suggestion(seeker *s, const qc_fit *fit, const char *change
 /* Returns the scheme for all with the fewest bits, in the format of the options. */
 static qc_to smallest_of(const qc_recipe_options *o)
 {
-    return o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_TO_INT4 : QC_TO_NF4;
+    return o->format == QC_FORMAT_BITSANDBYTES ? QC_TO_NF4 : QC_TO_INT4;
 }
 
 /* The recipe of a suggestion: vLLM splits only what is in compressed-tensors' form. */

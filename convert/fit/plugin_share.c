@@ -26,7 +26,7 @@ int qc_plugin_serves(const qc_job *j)
 {
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     return (j->scheme == QC_SCHEME_KEEP && j->entry->stored) ||
-           (row->bits && row->format != QC_FORMAT_COMPRESSED_TENSORS);
+           (row->bits && (row->format == QC_FORMAT_BITSANDBYTES || row->format == QC_FORMAT_OWN));
 }
 
 int qc_plugin_needed(const qc_plan *plan)
@@ -42,7 +42,7 @@ uint64_t qc_plugin_elems(const char *name, uint64_t elems, const qc_tp_split *sp
 {
     if (split->ranks == 0)
         return elems;
-    if (qc_expert_stem(name) > 0 || format == QC_FORMAT_COMPRESSED_TENSORS)
+    if (qc_expert_stem(name) > 0 || format != QC_FORMAT_BITSANDBYTES)
         return 0;
     const int whole = qc_family_split(split->family, name) == QC_SPLIT_WHOLE;
     return whole ? elems : qc_ceil_div_u64(elems, split->ranks);

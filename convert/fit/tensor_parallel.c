@@ -71,7 +71,15 @@ static uint64_t shape_bytes(const qc_split_tensor *t)
 /* Returns the dimension that is split, or ndim if none is. */
 static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
-    int in_module = *qc_family_parameter(t->name) != '\0';
+    const char *parameter = qc_family_parameter(t->name);
+    int in_module = *parameter != '\0';
+    /* AWQ and GPTQ have inputs by outputs. */
+    if (qc_config_word_in(parameter, " qweight qzeros scales "))
+        return split == QC_SPLIT_ROWS ? 0
+               : split == QC_SPLIT_COLUMNS || split == QC_SPLIT_KV_HEADS ||
+                       split == QC_SPLIT_FUSED_QKV
+                   ? 1
+                   : t->ndim;
     /* gpt-oss: [experts, out, ...], and in 16 bit [experts, in, out] */
     unsigned stack = !in_module && is_expert(t->name);
     int turned = stack && t->ndim == 3 && qc_dtype_is_quantizable(t->dtype);

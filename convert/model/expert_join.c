@@ -1,4 +1,5 @@
 #include "base/text.h"
+#include "convert/families/config_fields.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/fused_groups.h"
 #include "convert/model/scheme.h"
@@ -261,6 +262,15 @@ qc_status qc_experts_join(qc_checkpoint *c, qc_error *err)
     return st;
 }
 
+int qc_experts_become_codes(const qc_checkpoint *c, const qc_recipe_options *o)
+{
+    const qc_expert_names *names = qc_expert_names_of(qc_config_type(c->config));
+    return qc_to_quantizes(o->to) &&
+           (o->experts == QC_EXPERTS_STACKED ||
+            (o->experts == QC_EXPERTS_AS_FOUND && names && names->traits & QC_EXPERTS_WHOLE &&
+             o->to != QC_TO_AUTO && o->format != QC_FORMAT_COMPRESSED_TENSORS));
+}
+
 qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_error *err)
 {
     const qc_expert_names *names = qc_experts_names(c);
@@ -275,10 +285,12 @@ qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_er
                 "--experts stacked: loaders have a module for each expert of this model type where "
                 "weights are quantized, and no place for a stack of codes; leave the option out "
                 "(--to bf16 makes stacks)");
-    if (o->experts == QC_EXPERTS_STACKED) {
+    if (o->experts == QC_EXPERTS_STACKED)
         QC_TRY(qc_experts_join(c, err));
-        return qc_to_quantizes(o->to) ? qc_experts_warn(c, 0, 1, err) : QC_OK;
-    }
+    if (qc_experts_become_codes(c, o))
+        return qc_experts_warn(c, 0, 1, err);
+    if (o->experts == QC_EXPERTS_STACKED)
+        return QC_OK;
     if (o->to == QC_TO_KEEP && o->experts == QC_EXPERTS_AS_FOUND)
         return QC_OK;
     return qc_experts_split(c, o->experts == QC_EXPERTS_AS_FOUND && !qc_to_quantizes(o->to), err);

@@ -49,6 +49,8 @@ int qc_experts_known(const qc_checkpoint *c);
 /* Is t a stack of experts in floats, in a layout that is known, which may become one of codes? 2:
  * it lies as [experts, in, out]. */
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t);
+/* Do stacks in floats become stacks of codes? So it was asked, or nobody can take them apart. */
+int qc_experts_become_codes(const qc_checkpoint *c, const qc_recipe_options *o);
 /* Does c have stacks of experts that are quantized? */
 int qc_experts_are_stacked(const qc_checkpoint *c);
 

@@ -4,6 +4,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/awq_layout.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_packed.h"
 #include "quant/quant_decode.h"
@@ -15,11 +16,7 @@
 
 #define STRIPE_ELEMS (UINT64_C(1) << 20)
 #define WORD_BYTES   4u
-#define AWQ_ROWS     8u /* in one word */
 #define AWQ_COLUMNS  64u
-
-/* AWQ: the row, of the 8 in a word, whose code lies in each nibble, from the lowest on. */
-static const uint8_t awq_row[AWQ_ROWS] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 void qc_packed_stripe_deinit(qc_packed_stripe *s)
 {
@@ -149,19 +146,19 @@ static qc_status load_gptq(const qc_coded_source *src, qc_packed_stripe *s, qc_e
 static void unpack_awq(qc_packed_stripe *s, uint64_t cols, uint64_t i, uint64_t first, uint64_t end)
 {
     const unsigned char *raw = s->raw.data;
-    uint8_t *codes = (uint8_t *)s->codes.data + i * AWQ_ROWS * cols;
+    uint8_t *codes = (uint8_t *)s->codes.data + i * QC_AWQ_ROWS * cols;
     for (uint64_t k = first; k < end; k++) {
-        uint32_t word = qc_load_le32(raw + (k * s->rows / AWQ_ROWS + i) * WORD_BYTES);
-        for (unsigned n = 0; n < AWQ_ROWS; n++)
-            codes[awq_row[n] * cols + k] = word >> 4 * n & 15;
+        uint32_t word = qc_load_le32(raw + (k * s->rows / QC_AWQ_ROWS + i) * WORD_BYTES);
+        for (unsigned n = 0; n < QC_AWQ_ROWS; n++)
+            codes[qc_awq_row[n] * cols + k] = word >> 4 * n & 15;
     }
 }
 
 static qc_status load_awq(const qc_coded_source *src, qc_packed_stripe *s, qc_error *err)
 {
-    uint64_t cols = src->w->dims[1], words = s->rows / AWQ_ROWS;
-    QC_TRY(read_columns(src, s, index_of(src), cols, src->w->dims[0] / AWQ_ROWS,
-                        s->first_row / AWQ_ROWS, words, WORD_BYTES, err));
+    uint64_t cols = src->w->dims[1], words = s->rows / QC_AWQ_ROWS;
+    QC_TRY(read_columns(src, s, index_of(src), cols, src->w->dims[0] / QC_AWQ_ROWS,
+                        s->first_row / QC_AWQ_ROWS, words, WORD_BYTES, err));
     /* A few columns at a time stay in the cache while all their words are taken apart. */
     for (uint64_t k = 0; k < cols; k += AWQ_COLUMNS) {
         for (uint64_t i = 0; i < words; i++)
@@ -315,7 +312,7 @@ static qc_status load_zero_words(const qc_coded_source *src, qc_packed_stripe *s
         uint8_t codes[32];
         unpack(qc_load_le32(raw + i * WORD_BYTES), w->bits, per_word(w), codes);
         for (uint64_t n = 0; n < per_word(w); n++) {
-            uint64_t within = w->coding == QC_CODING_AWQ ? awq_row[n] : n;
+            uint64_t within = w->coding == QC_CODING_AWQ ? qc_awq_row[n] : n;
             uint64_t row = (first + block) * per_word(w) + within;
             if (row >= s->first_row && row < s->first_row + s->rows)
                 zeros[(row - s->first_row) * across + g] = (int16_t)(codes[n] + w->zero_add);
@@ -402,8 +399,8 @@ static qc_status load(const qc_coded_source *src, qc_packed_stripe *s, uint64_t 
 {
     const qc_coded_weight *w = src->w;
     const uint64_t cols = cols_of(w);
-    uint64_t most = STRIPE_ELEMS / cols / AWQ_ROWS * AWQ_ROWS, end = last_row + 1;
-    most = most < AWQ_ROWS ? AWQ_ROWS : most;
+    uint64_t most = STRIPE_ELEMS / cols / QC_AWQ_ROWS * QC_AWQ_ROWS, end = last_row + 1;
+    most = most < QC_AWQ_ROWS ? QC_AWQ_ROWS : most;
     if (s->weight == w && row >= s->first_row && row - s->first_row < s->rows)
         return QC_OK;
     s->weight = NULL;

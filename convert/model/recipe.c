@@ -399,8 +399,8 @@ static int is_stack(const maker *m, uint32_t i)
 /* Floats that are written as one tensor of codes for all experts. */
 static int is_float_stack(const maker *m, uint32_t i)
 {
-    return m->options->experts == QC_EXPERTS_STACKED && m->quantizing &&
-           m->model->tensors[i].ndim == 3 && qc_experts_is_stack(m->model, &m->model->tensors[i]);
+    return qc_experts_become_codes(m->model, m->options) && m->model->tensors[i].ndim == 3 &&
+           qc_experts_is_stack(m->model, &m->model->tensors[i]);
 }
 
 static const char *why_by_rule(const maker *m, uint32_t i)
@@ -450,7 +450,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     const qc_tensor_class *c = &m->classes[i];
     int coded = is_stack(m, i), stack = coded || is_float_stack(m, i);
     if (stack && !coded)
-        e->why = "--experts stacked";
+        e->why =
+            m->options->experts == QC_EXPERTS_STACKED ? "--experts stacked" : "stack of experts";
     if (coded && m->options->requantize)
         e->why = "--requantize";
     if (m->rule_of[i] != NO_RULE) {

@@ -23,8 +23,13 @@ typedef enum {
 #define QC_TO_NAMES                                                                                \
     "nf4", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "auto", "fp16", "bf16", "keep"
 /* Whose format the quantized weights have. OWN is what qconv alone reads; no option has it. */
-typedef enum { QC_FORMAT_BITSANDBYTES, QC_FORMAT_COMPRESSED_TENSORS, QC_FORMAT_OWN } qc_format;
-#define QC_FORMAT_NAMES "bitsandbytes", "compressed-tensors"
+typedef enum {
+    QC_FORMAT_BITSANDBYTES,
+    QC_FORMAT_COMPRESSED_TENSORS,
+    QC_FORMAT_AWQ,
+    QC_FORMAT_OWN
+} qc_format;
+#define QC_FORMAT_NAMES "bitsandbytes", "compressed-tensors", "awq"
 /* How the experts of a layer are written: a tensor for all of them, as transformers 5 holds them,
  * or as they are released. AS_FOUND takes them apart where weights are quantized. */
 typedef enum { QC_EXPERTS_AS_FOUND, QC_EXPERTS_SEPARATE, QC_EXPERTS_STACKED } qc_experts;

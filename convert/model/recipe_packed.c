@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define NO_TENSOR  UINT32_MAX
@@ -27,6 +28,7 @@ typedef struct {
     int asymmetric;
     int act_order;      /* GPTQ too */
     const char *format; /* compressed-tensors: how they are stored; "": it does not say */
+    const qc_json_node *targets;
     qc_integer_args said;
 } weight_args;
 
@@ -121,7 +123,7 @@ static qc_status read_scheme(finder *f, const qc_json_node *group, qc_error *err
     if (!weights || qc_json_kind_of(weights) != QC_JSON_OBJECT ||
         strcmp(qc_json_string_or(qc_json_get(weights, "type"), "int"), "int") != 0)
         return QC_OK;
-    *a = (weight_args){.bits = 8, .group = NOT_GIVEN};
+    *a = (weight_args){.bits = 8, .group = NOT_GIVEN, .targets = qc_json_get(group, "targets")};
     QC_TRY(read_number(weights, "num_bits", &a->bits, err));
     QC_TRY(read_number(weights, "group_size", &a->group, err));
     QC_TRY(read_strategy(weights, a, err));
@@ -396,12 +398,23 @@ uint64_t qc_packed_words(const qc_coded_weight *w, uint64_t n)
                      : qc_ceil_div_u64(qc_code_bytes(w->bits, n), sizeof(uint32_t));
 }
 
+/* Do these arguments name the weight's module, and so that nothing else can be meant? */
+static int names_module(const weight_args *a, const parts *p)
+{
+    const qc_json_node *n = a->targets ? qc_json_first(a->targets) : NULL;
+    for (; n; n = qc_json_next(n)) {
+        const char *target = qc_json_string_or(n, "");
+        if (strlen(target) + 1 == p->stem && memcmp(target, p->codes->name, p->stem - 1) == 0)
+            return 1;
+    }
+    return 0;
+}
+
 /* Does config.json name a version that did not pack densely? */
 static int packs_whole_codes(const finder *f)
 {
     const char *version = qc_json_string_or(qc_json_get(f->config, "version"), "");
-    unsigned major = 0, minor = 0;
-    return sscanf(version, "%u.%u", &major, &minor) == 2 && major == 0 && minor < 18;
+    return strncmp(version, "0.", 2) == 0 && strtoul(version + 2, NULL, 10) < 18;
 }
 
 /* Do rows of so many words hold that many columns, one way or the other? Then *w says which. */
@@ -421,8 +434,9 @@ static int fills(const finder *f, qc_coded_weight *w, unsigned bits, uint64_t co
 }
 
 /* Finds the bits and the columns of a packed weight from its words and from weight_shape's columns,
- * where there is one. bits stays 0 where they do not say. Several widths may fit, if a row is short
- * or there is no weight_shape, and then config.json decides, or the width that is more common. */
+ * where there is one. bits stays 0 where they do not say. Several widths may fit: if a row is
+ * short, without a weight_shape, or as 7 and 8 bits once took the same words. Then config.json
+ * decides, or the width that is more common. */
 static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
 {
     static const unsigned widths[] = {4, 8, 2, 3, 5, 6, 7, 1};
@@ -443,12 +457,15 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
         shape[1] = qc_load_le64(raw + 8);
     }
     w->dims[0] = p->codes->dims[0];
+    size_t named = 0;
+    while (named < f->arg_count && !names_module(&f->args[named], p))
+        named++;
     for (int i = 0; i < 2 * WIDTHS && !w->bits; i++) {
         const unsigned bits = widths[i % WIDTHS];
         const uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS) / bits;
         int says = i >= WIDTHS && known; /* the first time it has to be config.json */
         for (size_t a = 0; i < WIDTHS && a < f->arg_count; a++)
-            says |= f->args[a].bits == bits;
+            says |= f->args[a].bits == bits && (a == named || named == f->arg_count);
         if (says)
             (void)fills(f, w, bits, cols, words);
     }

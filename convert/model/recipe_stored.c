@@ -305,27 +305,40 @@ qc_status qc_integers_name(const char **out, qc_arena *arena, const qc_coded_wei
                            by_rows && activations == 16 ? "-channel" : "");
 }
 
-qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
-                                const qc_checkpoint *model, uint32_t tensor,
-                                const qc_coded_weight *w, qc_error *err)
+static qc_status stored_as(const qc_stored_weight **out, qc_arena *arena,
+                           const qc_checkpoint *model, qc_scheme scheme, uint64_t block_elems,
+                           const qc_coded_weight *w, qc_error *err)
 {
-    const qc_scheme scheme = integer_scheme(&model->tensors[tensor], w);
     qc_stored_weight *s = NULL;
-    *out = NULL;
-    if (!qc_scheme_is_quantized(scheme))
-        return QC_OK;
     QC_TRY(qc_arena_array(arena, &s, 1, err));
     *s = (qc_stored_weight){.stored_as = scheme,
                             .absmax = w->scales,
                             .quant_map = QC_NO_TENSOR,
                             .nested_absmax = QC_NO_TENSOR,
                             .nested_map = QC_NO_TENSOR,
-                            .block_elems = qc_integers_block(w),
+                            .block_elems = block_elems,
                             .dtype = model->tensors[w->scales].dtype,
                             .ndim = w->ndim};
     memcpy(s->dims, w->dims, sizeof s->dims);
     *out = s;
     return qc_integers_name(&s->name, arena, w, err);
+}
+
+qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
+                                const qc_checkpoint *model, uint32_t tensor,
+                                const qc_coded_weight *w, qc_error *err)
+{
+    const qc_scheme scheme = integer_scheme(&model->tensors[tensor], w);
+    *out = NULL;
+    return qc_scheme_is_quantized(scheme)
+               ? stored_as(out, arena, model, scheme, qc_integers_block(w), w, err)
+               : QC_OK;
+}
+
+qc_status qc_stored_of_awq(const qc_stored_weight **out, qc_arena *arena,
+                           const qc_checkpoint *model, const qc_coded_weight *w, qc_error *err)
+{
+    return stored_as(out, arena, model, QC_SCHEME_AWQ, w->tile_cols, w, err);
 }
 
 qc_status qc_stored_find_codes(qc_stored_set *set, qc_coded_set *coded, qc_arena *arena,

@@ -42,6 +42,11 @@ QC_NODISCARD qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena,
 QC_NODISCARD qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
                                              const qc_checkpoint *model, uint32_t tensor,
                                              const qc_coded_weight *w, qc_error *err);
+/* Says the same of a weight that qconv wrote in AWQ's order, whose zero points are all 8. Its codes
+ * and scales are numbered as they are made (awq_layout.h). */
+QC_NODISCARD qc_status qc_stored_of_awq(const qc_stored_weight **out, qc_arena *arena,
+                                        const qc_checkpoint *model, const qc_coded_weight *w,
+                                        qc_error *err);
 /* The name of the scheme of integers in texts: that of its row where there is one, else "w4a8" or
  * the like; "gptq", "awq". */
 QC_NODISCARD qc_status qc_integers_name(const char **out, qc_arena *arena, const qc_coded_weight *w,

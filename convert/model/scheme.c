@@ -85,6 +85,18 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
     W16(5),
     W16(6),
     W16(7),
+    [QC_SCHEME_AWQ] =
+        {
+            .name = "awq",
+            .to = QC_TO_INT4,
+            .form = &qc_form_w4a16,
+            .bits = 4,
+            .default_block = 128,
+            .format = QC_FORMAT_AWQ,
+            .activation_bits = 16,
+            .code_dtype = QC_DTYPE_I32,
+            .role_tensors = ROLE(MAIN) | ROLE(SCALE) | ROLE(ZEROS),
+        },
     [QC_SCHEME_DEQUANT] = {.name = "dequant", .role_tensors = ROLE(MAIN)},
     [QC_SCHEME_ABSORBED] = {.name = "absorbed", .role_tensors = ROLE(MAIN)},
 };
@@ -202,8 +214,8 @@ qc_scheme qc_scheme_of_options(const qc_recipe_options *o)
                     : o->per_channel ? row->by_rows
                                      : row->by_rows || row->default_block;
         /* A form of qconv's own is one that bitsandbytes could not hold. */
-        if (o->format != QC_FORMAT_COMPRESSED_TENSORS)
-            suits &= row->format != QC_FORMAT_COMPRESSED_TENSORS;
+        if (o->format == QC_FORMAT_BITSANDBYTES)
+            suits &= row->format == o->format || row->format == QC_FORMAT_OWN;
         else
             suits &=
                 row->format == o->format &&
@@ -221,10 +233,11 @@ uint32_t qc_scheme_block_of_options(const qc_recipe_options *o)
 
 static const char *rows_obstacle(const qc_scheme_row *row, uint32_t block_elems, uint64_t cols)
 {
-    if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
+    if (row->format != QC_FORMAT_COMPRESSED_TENSORS && row->format != QC_FORMAT_AWQ)
         return NULL;
     if (cols == 0)
-        return "is not a Linear of compressed-tensors";
+        return row->format == QC_FORMAT_AWQ ? "is not a Linear of AWQ"
+                                            : "is not a Linear of compressed-tensors";
     if (!row->by_rows && block_elems && cols % block_elems)
         return "has rows of no whole groups";
     const int whole = row->form->words || cols * row->bits % qc_dtype_bits(row->code_dtype) == 0;

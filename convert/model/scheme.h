@@ -34,6 +34,7 @@ typedef enum {
     QC_SCHEME_W6A16,
     QC_SCHEME_W7A16_CHANNEL,
     QC_SCHEME_W7A16,
+    QC_SCHEME_AWQ,     /* W4A16's codes in AWQ's order, with scales in F16 (awq_layout.h) */
     QC_SCHEME_DEQUANT, /* a quantized weight is decoded to out_dtype */
     /* not written: it is the state of a weight that is decoded, or it is left out */
     QC_SCHEME_ABSORBED
@@ -50,8 +51,9 @@ typedef enum {
     QC_ROLE_TENSOR_STATE,         /* U8, JSON */
     QC_ROLE_TENSOR_SCB,           /* F32 [rows] */
     QC_ROLE_TENSOR_FORMAT,        /* U8 scalar 0: row-major */
-    QC_ROLE_TENSOR_SCALE,         /* [rows, groups] of the weight's dtype */
+    QC_ROLE_TENSOR_SCALE,         /* [rows, groups] of the weight's dtype; AWQ: [groups, rows] */
     QC_ROLE_TENSOR_SHAPE,         /* I64 [2]: rows and columns */
+    QC_ROLE_TENSOR_ZEROS,         /* I32 [groups, rows / 8]: zero points of 8 */
     QC_ROLE_TENSOR_COUNT
 } qc_role_tensor;
 

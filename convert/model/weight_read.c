@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
+#include "convert/model/awq_layout.h"
 #include "formats/tensor_pieces.h"
 #include "quant/quant_decode.h"
 
@@ -255,6 +256,23 @@ qc_status qc_weight_stored(qc_weight_reader *r, const qc_weight_source *w, uint6
     return QC_OK;
 }
 
+/* A row's part of a group lies in one piece. */
+static qc_status read_by_groups(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
+                                uint64_t n, void *dst, qc_error *err)
+{
+    const uint64_t each =
+        w->coded ? sizeof(float) : qc_dtype_bits(r->model->tensors[w->tensor].dtype) / 8;
+    const uint64_t block = w->by_groups;
+    qc_weight_source straight = *w;
+    straight.by_groups = 0;
+    for (uint64_t at = first, run; at < first + n; at += run) {
+        run = qc_min_u64(block - at % block, first + n - at);
+        QC_TRY(qc_weight_elements(r, &straight, qc_awq_element(w->dims[0], w->dims[1], block, at),
+                                  run, (unsigned char *)dst + (at - first) * each, err));
+    }
+    return QC_OK;
+}
+
 qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w, uint64_t first,
                              uint64_t n, void *dst, qc_error *err)
 {
@@ -262,6 +280,8 @@ qc_status qc_weight_elements(qc_weight_reader *r, const qc_weight_source *w, uin
     const uint64_t each = qc_dtype_bits(t->dtype) / 8;
     if (n == 0)
         return QC_OK;
+    if (w->by_groups)
+        return read_by_groups(r, w, first, n, dst, err);
     if (w->coded) {
         const qc_coded_source src = coded_source(r, w);
         QC_TRY(qc_coded_read(&src, &r->coded, first, n, dst, err));

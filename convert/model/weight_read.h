@@ -14,6 +14,9 @@ typedef struct {
     const qc_stored_weight *stored;
     const qc_coded_weight *coded;
     int turned; /* the last two dimensions are read the other way round than they lie */
+    uint64_t
+        by_groups; /* a matrix whose qc_weight_elements come as AWQ makes them (awq_layout.h), in
+                           groups of so many columns; 0: they come as they lie */
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* as it is read */
     uint64_t elems;

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/model/awq_layout.h"
 
 #include <string.h>
 
@@ -141,7 +142,9 @@ qc_status qc_job_finish(qc_worker *w, qc_error *err)
     /* The sums were measured with the scales that a reader will have. */
     s->error.rel_mse = total.sum_xx > 0 ? total.sum_ee / total.sum_xx : 0;
     s->error.max_err = total.max_err;
-    s->error.max_index = total.max_index;
+    s->error.max_index =
+        j->by_groups ? qc_awq_element(j->rows, j->form.cols, j->form.block_elems, total.max_index)
+                     : total.max_index;
     if (integer)
         narrow_scales(w);
     return by_rows || integer ? QC_OK : write_state(j, s->work, s->work->offset, err);

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "convert/hardware/host_facts.h"
+#include "convert/model/awq_layout.h"
 #include "convert/pipeline/syncer.h"
 
 #include <inttypes.h>
@@ -181,6 +182,8 @@ static qc_status commit_derived(qc_worker *w, qc_unit *u, qc_error *err)
     const qc_output *o = &p->plan->outputs[u->tensor];
     const unsigned char *content =
         (const unsigned char *)qc_job_role_tensor(p, o->job, o->role) + u->content_offset;
+    if (o->role == QC_ROLE_TENSOR_ZEROS)
+        content = memset(w->content, QC_AWQ_ZEROS, u->content_bytes);
     u->content = qc_digest_bytes(content, u->content_bytes);
     return commit_unit(w, u, content, err);
 }
@@ -362,7 +365,7 @@ static qc_read_range source_range(void *ctx, uint32_t item)
     const qc_job *j = &p->plan->jobs[r.group];
     const qc_checkpoint_tensor *t = &m->tensors[j->source];
     const qc_coded_weight *coded = j->entry->coded;
-    if (j->entry->transpose ||
+    if (j->entry->transpose || j->by_groups ||
         (coded && (coded->coding == QC_CODING_GPTQ || coded->coding == QC_CODING_AWQ)))
         return r;
     const uint64_t at = qc_job_source_bytes(j, u->content_offset);

@@ -220,6 +220,7 @@ const void *qc_job_role_tensor(const qc_pipeline *p, uint32_t job, qc_role_tenso
         return p->plan->jobs[job].dims;
     case QC_ROLE_TENSOR_FORMAT:
         return &row_major;
+    case QC_ROLE_TENSOR_ZEROS: /* of the same bytes, which are not kept */
     case QC_ROLE_TENSOR_MAIN:
     case QC_ROLE_TENSOR_COUNT:
         break;

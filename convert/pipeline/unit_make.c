@@ -17,8 +17,10 @@ qc_status qc_worker_turn_to(qc_worker *w, uint32_t job, qc_error *err)
     w->state = &w->p->jobs[job];
     if (j->scheme == QC_SCHEME_KEEP || j->scheme == QC_SCHEME_ABSORBED) /* read as it is stored */
         return QC_OK;
-    return qc_weight_source_of(&w->weight, w->p->plan->model, j->source, j->entry->stored,
-                               j->entry->coded, j->entry->transpose, err);
+    QC_TRY(qc_weight_source_of(&w->weight, w->p->plan->model, j->source, j->entry->stored,
+                               j->entry->coded, j->entry->transpose, err));
+    w->weight.by_groups = j->by_groups ? j->form.block_elems : 0;
+    return QC_OK;
 }
 
 /* Allocates what a quantized job needs before its first unit. The caller holds finish_lock. */

@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/awq_layout.h"
 #include "convert/pipeline/odd_values.h"
 #include "convert/pipeline/pipeline_internal.h"
 #include "convert/term/console.h"
@@ -43,6 +44,8 @@ static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t 
                                 qc_bad_kind bad, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &p->plan->model->tensors[j->source];
+    if (j->by_groups)
+        index = qc_awq_element(j->rows, j->form.cols, j->form.block_elems, index);
     uint64_t row = index / j->form.cols, col = index % j->form.cols;
     if (j->entry->transpose) {
         uint64_t swap = row;
@@ -267,6 +270,25 @@ static void measure(const float *x, const float *y, uint64_t n, uint64_t at, qc_
     }
 }
 
+/* Calibrating leaves rows one after the other. */
+static qc_status read_calibrated(qc_worker *w, uint64_t first, uint64_t n,
+                                 const qc_calibrated_arrays *to, qc_error *err)
+{
+    const qc_job *j = w->job;
+    const uint64_t block = j->by_groups ? j->form.block_elems : n;
+    for (uint64_t at = 0; at < n; at += block) {
+        qc_calibrated_arrays part = *to;
+        uint64_t from = first + at;
+        if (j->by_groups) {
+            from = qc_awq_element(j->rows, j->form.cols, block, from);
+            part.codes = (unsigned char *)to->codes + at / 2;
+            part.absmax = to->absmax + at / block;
+        }
+        QC_TRY(qc_calibrated_read(w->p->calibrated, w->number, from, block, &part, err));
+    }
+    return QC_OK;
+}
+
 /* Takes codes and scales of the step to their places, and measures the error. */
 static qc_status calibrated_step(qc_worker *w, const void *source, uint64_t first, uint64_t n,
                                  unsigned char *codes, qc_piece_sums *sums, qc_error *err)
@@ -283,7 +305,7 @@ static qc_status calibrated_step(qc_worker *w, const void *source, uint64_t firs
     } else {
         to.absmax = s->absmax + scale;
     }
-    QC_TRY(qc_calibrated_read(w->p->calibrated, w->number, first, n, &to, err));
+    QC_TRY(read_calibrated(w, first, n, &to, err));
     for (uint64_t at = 0, run; at < n; at += run) {
         /* With gaps a run ends with its row, so that it begins with a byte. */
         const uint64_t left = qc_form_has_gaps(&j->form) ? j->form.cols - at % j->form.cols : n;
@@ -534,6 +556,11 @@ qc_status qc_quantized_make(qc_worker *w, qc_unit *u, qc_error *err)
     if (!done) {
         qc_digest_reset(w->hash);
         QC_TRY(make_on_cpu(w, &q, err));
+    }
+    if (j->by_groups) {
+        QC_TRY(qc_buffer_room(&w->made, u->content_bytes, 1, err));
+        memcpy(w->made.data, w->content, u->content_bytes);
+        qc_awq_pack(w->made.data, j->rows, j->form.block_elems, u->content_bytes, w->content);
     }
     u->source = qc_digest_finish(w->hash);
     u->zeros = u->lost = 0;

@@ -46,4 +46,5 @@ void qc_worker_deinit(qc_worker *w)
     qc_free(w->stored);
     qc_free(w->search);
     qc_free(w->scales);
+    qc_free(w->made.data);
 }

@@ -29,6 +29,7 @@ typedef struct {
     unsigned char *stored;     /* one frame, compressed */
     void *search;              /* scratch of the search; NULL where all scales are absmax */
     float *scales;             /* the scales of a step, where only their codes are kept */
+    qc_buffer made;            /* codes of a unit before they are put into AWQ's order */
     const qc_cuda_device *gpu; /* the GPU that the ring is on */
     qc_gpu_ring *ring;         /* NULL: the worker quantizes on the CPU */
 } qc_worker;

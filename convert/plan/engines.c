@@ -43,6 +43,7 @@ typedef struct {
     const char *no_kernel;       /* vLLM has no groups of that size, which is named too */
     const char *odd_activations; /* other numbers than 16-bit floats or, beside 8 bits, int8 */
     const char *zero_points;     /* where no kernel has them */
+    const char *gaps;            /* between its codes, or behind those of a row */
     const char *act_order;
     const char *mixed_member;  /* another scheme than the fused group's first member has */
     const char *uneven_expert; /* another scheme than the layer's first expert has */
@@ -186,6 +187,8 @@ static qc_status look_at_integers(finding *f, const qc_served *s, const qc_serve
         note(&f->zero_points, w->name);
     if (n->act_order)
         note(&f->act_order, w->name);
+    if (n->gaps)
+        note(&f->gaps, w->name);
     if (weights_only && !n->packed)
         note(&f->loose, w->name);
     else if (!weights_only &&
@@ -280,6 +283,9 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
                        : NULL,
          "does not load weights that stay %s beside those of qconv", "--to bf16",
          "turn it back with --to bf16"},
+        {OURS | BIT(TRANSFORMERS), s->awq,
+         "was not tried with AWQ's form ('%s' is in it); vLLM, SGLang and lmdeploy read it",
+         "--format compressed-tensors", "turn it back with --to bf16"},
         {OURS, f->strange,
          "takes a scale for each row or group and nothing else, and '%s' has more", ANEW, ANEW},
         {BIT(PLUGIN), type, "rearranges the weights of model type %s, so it takes none as codes",
@@ -336,6 +342,9 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
          "takes zero points beside 4-bit weights (and beside 8-bit ones on Hopper alone), and '%s' "
          "has 8 bits",
          ANEW, ANEW},
+        /* humming-kernels 0.1.19: pack_weight asks for whole words. */
+        {BIT(VLLM), o->gaps, "takes rows of whole 32-bit words of dense codes, and '%s' has others",
+         "a --block-size of 32, 64 or 128, or --keep", ANEW},
         {BIT(VLLM), o->act_order, "no longer loads act-order, and '%s' has it", ANEW, ANEW},
         {BIT(VLLM), o->mixed_member,
          "has one scheme for a fused group, and '%s' has another than its first member", SPLIT,
@@ -387,16 +396,17 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
 
 int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *w)
 {
-    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED)
+    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED && w->coding != QC_CODING_AWQ)
         return 0;
     out->name = w->name;
     out->block_elems = qc_integers_block(w);
     out->integers = (qc_served_integers){
         .bits = w->said.bits ? w->said.bits : w->bits,
-        .packed = w->coding == QC_CODING_PACKED,
+        .packed = w->coding != QC_CODING_INT,
         .one_scale = w->tile_rows > 1,
         .zero_points = w->zeros != UINT32_MAX,
         .act_order = w->group_index != UINT32_MAX,
+        .gaps = w->coding == QC_CODING_PACKED && (w->padded || w->dims[1] * w->bits % 32 != 0),
         .activation_bits = qc_integers_activation_bits(w),
         .static_activations = w->said.static_activations,
         .float_activations = w->said.float_activations,
@@ -409,6 +419,7 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
 {
     qc_served_weight *weights = NULL;
     const char *foreign = NULL;
+    out->awq = NULL;
     QC_TRY(qc_arena_array(p->arena, &weights, p->model->tensor_count, err));
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
@@ -420,10 +431,13 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
                                 .name = p->model->tensors[j->source].name,
                                 .elems = j->elems};
         const qc_scheme_row *row = &qc_schemes[j->scheme];
-        if (row->format == QC_FORMAT_COMPRESSED_TENSORS) {
+        if (row->format == QC_FORMAT_AWQ)
+            out->awq = w->name;
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS || row->format == QC_FORMAT_AWQ) {
             w->block_elems = row->by_rows ? 0 : j->form.block_elems;
             w->integers = (qc_served_integers){.bits = row->bits,
                                                .packed = row->code_dtype == QC_DTYPE_I32,
+                                               .gaps = qc_form_has_gaps(&j->form),
                                                .activation_bits = row->activation_bits};
         } else if (qc_scheme_is_quantized(j->scheme)) {
             w->scheme = j->scheme;
@@ -435,12 +449,15 @@ static qc_status served_of_plan(qc_served *out, const qc_plan *p, const qc_loade
             w->elems = qc_sat_mul(coded->dims[0], coded->dims[1]);
             if (!qc_served_set_integers(w, coded))
                 foreign = qc_coding_name(coded->coding);
+            if (coded->coding == QC_CODING_AWQ)
+                out->awq = w->name;
         } else if (j->scheme == QC_SCHEME_KEEP && w->is_weight &&
                    qc_dtype_is_fp8(p->model->tensors[j->source].dtype)) {
             foreign = "fp8"; /* its scales have names that nobody knows, or are not there */
         }
     }
     *out = (qc_served){.arena = p->arena,
+                       .awq = out->awq,
                        .model = p->model,
                        .weights = weights,
                        .foreign = foreign,
@@ -472,6 +489,10 @@ qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, unsigned engines
         l->vllm_alone = all.count == 0;
     }
     qc_loaders_warn(l, plan, call);
+    if (s.awq && qc_loaders_awq(l))
+        QC_TRY(qc_arena_printf(plan->arena, &l->lmdeploy, err,
+                               "--backend turbomind --model-format awq --tp %" PRIu32,
+                               ranks ? ranks : 1));
     if (!engines)
         return QC_OK;
     QC_TRY(qc_engines_check(&all, &s, engines, err));

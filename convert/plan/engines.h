@@ -32,6 +32,7 @@ typedef struct {
     unsigned bits; /* of a code; 0: the weight is none of these */
     int packed;    /* in words, "pack-quantized" */
     int one_scale, zero_points, act_order;
+    int gaps;                 /* between codes, or behind those of a row */
     unsigned activation_bits; /* 16: they are not quantized */
     int static_activations, float_activations;
 } qc_served_integers;
@@ -53,6 +54,7 @@ typedef struct {
     const qc_checkpoint *model;      /* has the names of the weights */
     const qc_served_weight *weights; /* one for each tensor of the model */
     const char *foreign;    /* "fp8", "gptq", ...: what some weights are that stay so, or NULL */
+    const char *awq;        /* a weight in AWQ's form, or NULL */
     const char *own_form;   /* as in qc_plan */
     const char *instead;    /* options that make a form which others load */
     const char *model_type; /* of config.json, or "" */

@@ -27,6 +27,11 @@ static int is_compressed_tensors(const qc_loaders *l)
     return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
 }
 
+int qc_loaders_awq(const qc_loaders *l)
+{
+    return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_AWQ)) == 0;
+}
+
 /* transformers 5 turns only a plain nn.Linear into a quantized module. It keeps the experts of a
  * layer in one tensor instead, but for some types, and Falcon's Linear is a class of its own. (4.57
  * takes both.) */
@@ -161,9 +166,15 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         const qc_scheme scheme = p->jobs[i].scheme;
         if (!qc_scheme_is_quantized(scheme))
             continue;
-        out->row = (qc_loader_row){qc_scheme_name(scheme), 1, 1,
-                                   qc_format_name(qc_schemes[scheme].format)};
+        const qc_format format = qc_schemes[scheme].format;
+        const int known = format != QC_FORMAT_AWQ; /* transformers needs gptqmodel for it */
+        out->row = (qc_loader_row){qc_scheme_name(scheme), known, known, qc_format_name(format)};
         break;
+    }
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_form *form = &p->jobs[i].form;
+        out->dense |= form->ops && form->ops->words;
+        out->gaps |= form->ops && qc_form_has_gaps(form);
     }
     out->lacks = qc_loaders_lack(p->model);
     out->side_odd = p->model->side_odd;
@@ -182,7 +193,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     if (p->own_form) {
         out->own_form = p->own_form;
         out->instead = instead_of(p);
-    } else if (!qc_diffusers_class(p->model) && p->weights_quantized) {
+    } else if (!qc_diffusers_class(p->model) && p->weights_quantized && !qc_loaders_awq(out)) {
         QC_TRY(find_not5(out, p, err));
         out->rest = find_rest(p, config);
     }
@@ -196,20 +207,23 @@ int qc_loaders_unquantized(const qc_loaders *l)
 
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
-    return l->plugin &&
+    return l->plugin && !qc_loaders_awq(l) &&
            (l->compressed || l->own_form || (l->row.with && !is_compressed_tensors(l)));
 }
 
 int qc_loaders_plain_vllm(const qc_loaders *l)
 {
-    return l->vllm_alone ||
-           (is_compressed_tensors(l) && !l->own_form && !l->compressed && l->row.transformers4);
+    return l->vllm_alone || (is_compressed_tensors(l) && !l->own_form && !l->compressed &&
+                             l->row.transformers4 && !l->gaps);
 }
 
 /* What other programs load it, once its files are plain. */
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
+    if (qc_loaders_awq(
+            l)) /* as their documentation and code say; docs/interop.md has what was run */
+        return "lmdeploy (TurboMind, from V100 on), vLLM and SGLang (from Turing on)";
     if (l->import_qconv && !r->transformers4)
         return "transformers 5 with bitsandbytes after import qconv";
     if (!r->transformers4 && !r->transformers5)
@@ -217,7 +231,9 @@ static const char *others(const qc_loaders *l)
     if (l->import_qconv)
         return "transformers 4 with bitsandbytes (5 after import qconv)";
     if (is_compressed_tensors(l))
-        return "transformers with compressed-tensors, vLLM";
+        return l->gaps    ? "transformers with compressed-tensors 0.18 or newer"
+               : l->dense ? "transformers with compressed-tensors 0.18 or newer, vLLM on GPUs"
+                          : "transformers with compressed-tensors, vLLM";
     if (strcmp(l->library, "diffusers") == 0 && !is_stored(r))
         return r->with ? "diffusers with bitsandbytes" : "diffusers";
     if (!r->transformers5)

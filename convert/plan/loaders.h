@@ -22,6 +22,8 @@ typedef struct qc_loaders {
     const char *instead;
     const char *not5;       /* why transformers 5 does not load it, and what helps; else NULL */
     int import_qconv;       /* transformers 5 loads it in a Python that has imported qconv */
+    int dense;              /* of compressed-tensors: widths whose codes may lie in two words */
+    int gaps;               /* likewise: rows that end within a word, which no kernel takes */
     const char *rest;       /* the value of --rest with which transformers 5 can compute; or NULL */
     const char *lacks;      /* as qc_loaders_lack says it */
     const char *side_odd;   /* as the checkpoint has it */
@@ -35,6 +37,8 @@ typedef struct qc_loaders {
     int vllm_alone; /* likewise: a plain model of a type that vLLM is known to have */
     /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
     const char *vllm;
+    /* of AWQ's form: the options of `lmdeploy serve api_server`; else NULL */
+    const char *lmdeploy;
 } qc_loaders;
 
 /* Returns why nothing loads a model as its files are, whatever their form: "config.json has no
@@ -53,6 +57,8 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
 int qc_loaders_unquantized(const qc_loaders *l);
 /* Does vLLM need qconv's plug-in for the output? */
 int qc_loaders_need_plugin(const qc_loaders *l);
+/* Is it written in AWQ's form? */
+int qc_loaders_awq(const qc_loaders *l);
 /* Does vLLM load it by itself, from plain files in its own form? */
 int qc_loaders_plain_vllm(const qc_loaders *l);
 /* Warns where not every loader reads the output, and of what was done so that they do. Call it

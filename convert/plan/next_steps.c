@@ -124,7 +124,11 @@ static qc_status make_steps(qc_strbuf s[STEPS], const qc_loaders *l, const char 
         add_command(&s[SHELL], program, " --to bf16 --compress none ", out, s[PATH].data);
     else if (l->compressed)
         add_command(&s[SHELL], program, " unpack ", out, s[PATH].data);
-    if (!l->lacks && (l->vllm || qc_loaders_need_plugin(l) || qc_loaders_plain_vllm(l))) {
+    if (!l->lacks && l->lmdeploy) {
+        qc_strbuf_puts(&s[SERVE], "lmdeploy serve api_server ");
+        qc_shell_word(&s[SERVE], s[PATH].data);
+        qc_strbuf_putf(&s[SERVE], " %s", l->lmdeploy);
+    } else if (!l->lacks && (l->vllm || qc_loaders_need_plugin(l) || qc_loaders_plain_vllm(l))) {
         qc_strbuf_puts(&s[SERVE], "vllm serve ");
         qc_shell_word(&s[SERVE], l->plugin ? out : s[PATH].data);
         qc_strbuf_putf(&s[SERVE], "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
@@ -196,8 +200,9 @@ static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *
     add_commands(text, plain ? "or with qconv's package:\n" : "In Python with qconv's package:\n",
                  &s[LOAD]);
     add_commands(text,
-                 qc_loaders_need_plugin(l) ? "With vLLM and the plug-in of that package:\n"
-                                           : "With vLLM:\n",
+                 l->lmdeploy                 ? "With lmdeploy, on V100 and newer:\n"
+                 : qc_loaders_need_plugin(l) ? "With vLLM and the plug-in of that package:\n"
+                                             : "With vLLM:\n",
                  &s[SERVE]);
     /* How programs that read plain files get them. */
     if (l->own_form) {
@@ -206,7 +211,9 @@ static void add_steps(const qc_loaders *l, const qc_strbuf s[STEPS], qc_strbuf *
         add_commands(text, "This turns it back into 16 bits for others:\n", &s[SHELL]);
     } else if (!plain) {
         qc_strbuf_putf(text, "%s reads plain files, which this writes:\n",
-                       strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library);
+                       l->lmdeploy                          ? "Every engine"
+                       : strcmp(l->row.form, "stored") == 0 ? "What loads MODEL"
+                                                            : l->library);
         add_indented(text, s[SHELL].data);
         add_commands(text, "then in Python:\n", &s[PYTHON]);
     }

@@ -6,6 +6,7 @@
  * always stay together. If there are devices, tensors are sorted by device first and have this
  * order within each. Within a shard the order is that of the reference writer. */
 #include "convert/plan/plan.h"
+#include "convert/model/awq_layout.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 
@@ -26,7 +27,7 @@
 static const char *const role_suffix[QC_ROLE_TENSOR_COUNT] = {
     "",    ".absmax",       ".quant_map", ".nested_absmax", ".nested_quant_map",
     NULL, /* the scheme's */
-    "SCB", "weight_format", "_scale",     "_shape",
+    "SCB", "weight_format", "_scale",     "_shape",         "qzeros",
 };
 
 typedef struct {
@@ -81,6 +82,13 @@ static void name_role_tensor(const qc_job *j, qc_role_tensor role, qc_out_tensor
 {
     t->st.name = j->name;
     size_t stem = strlen(j->name);
+    if (qc_schemes[j->scheme].format == QC_FORMAT_AWQ) {
+        t->suffix = role == QC_ROLE_TENSOR_MAIN    ? "qweight"
+                    : role == QC_ROLE_TENSOR_SCALE ? "scales"
+                                                   : role_suffix[role];
+        t->stem_bytes = (uint32_t)(stem - strlen("weight"));
+        return;
+    }
     int packed = qc_schemes[j->scheme].role_tensors >> QC_ROLE_TENSOR_SHAPE & 1;
     if (role == QC_ROLE_TENSOR_MAIN && !packed)
         return;
@@ -112,6 +120,11 @@ static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
     uint64_t flat[] = {qc_form_code_bytes(&j->form, j->elems), 1};
     uint64_t each = qc_dtype_bits(row->code_dtype) / 8;
     uint64_t matrix[] = {j->rows, qc_form_row_bytes(&j->form) / each};
+    if (j->by_groups) { /* pieces are whole groups of all rows */
+        shape_part(t, row->code_dtype, 2, (uint64_t[]){j->form.cols, j->rows / QC_AWQ_ROWS},
+                   j->rows * j->form.block_elems / 2);
+        return;
+    }
     int keeps_rows =
         row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form && !j->stack);
     shape_part(t, row->code_dtype, 2, keeps_rows ? matrix : flat,
@@ -171,9 +184,16 @@ static void describe_beside(const qc_job *j, qc_role_tensor role, qc_out_tensor 
     case QC_ROLE_TENSOR_SCALE: {
         const uint64_t groups = j->form.block_elems ? j->form.cols / j->form.block_elems : 1;
         const qc_dtype dtype = j->form.scale_dtype;
-        shape_part(t, dtype, 2, (uint64_t[]){j->rows, groups}, qc_dtype_bits(dtype) / 8);
+        uint64_t shape[] = {j->rows, groups};
+        if (j->by_groups)
+            memcpy(shape, (uint64_t[]){groups, j->rows}, sizeof shape);
+        shape_part(t, dtype, 2, shape, qc_dtype_bits(dtype) / 8);
         break;
     }
+    case QC_ROLE_TENSOR_ZEROS:
+        shape_part(t, QC_DTYPE_I32, 2,
+                   (uint64_t[]){j->form.cols / j->form.block_elems, j->rows / QC_AWQ_ROWS}, 4);
+        break;
     case QC_ROLE_TENSOR_SHAPE:
         shape_part(t, QC_DTYPE_I64, 1, (uint64_t[]){2}, 8);
         break;
@@ -332,7 +352,8 @@ void qc_job_set_form(qc_job *j, qc_scheme scheme, uint32_t block_elems, int nest
     j->scheme = scheme;
     nested = nested && !by_rows && !qc_schemes[scheme].form->integer;
     j->form = qc_scheme_form(scheme, j->form.cols, block_elems, nested);
-    j->form.scale_dtype = qc_scheme_scale_dtype(j->model_dtype);
+    j->by_groups = qc_schemes[scheme].format == QC_FORMAT_AWQ;
+    j->form.scale_dtype = j->by_groups ? QC_DTYPE_F16 : qc_scheme_scale_dtype(j->model_dtype);
     j->scales = by_rows ? j->rows : qc_ceil_div_u64(j->elems, block_elems);
 }
 
@@ -404,6 +425,18 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         qc_job_set_form(j, j->scheme, e->block_elems, p->options->recipe.double_quant);
         p->weights_quantized += j->elems;
         den = 8;
+        j->shares_source |= j->by_groups;
+        if (j->by_groups && (j->rows % QC_AWQ_ROWS != 0 || !qc_ends_with(j->name, ".weight")))
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s': AWQ packs the codes of 8 outputs of a module into a word, and "
+                    "this one has %" PRIu64 " outputs; --keep '%s', or use --format "
+                    "compressed-tensors",
+                    j->name, j->rows, j->name);
+        if (j->by_groups && qc_sat_mul(j->rows, j->form.block_elems / 2) > QC_FRAME_MAX_BYTES)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s': a group of %" PRIu32 " inputs of %" PRIu64 " outputs does not "
+                    "fit a frame (%u bytes); use a smaller --block-size, or --keep '%s'",
+                    j->name, j->form.block_elems, j->rows, QC_FRAME_MAX_BYTES, j->name);
     } else if (j->scheme == QC_SCHEME_CAST) {
         den = qc_dtype_bits(e->out_dtype);
     } else if (j->scheme == QC_SCHEME_DEQUANT) {
@@ -451,12 +484,13 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
                                row ? row->name : qc_coding_name((qc_coding)(k - CODINGS))));
     }
     const int compressed_tensors = formats == 1u << QC_FORMAT_COMPRESSED_TENSORS;
+    const int awq = formats == 1u << QC_FORMAT_AWQ;
     own |= quantized > 1 && !compressed_tensors;
-    if (own && compressed_tensors)
+    if (own && (compressed_tensors || awq))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s would become %s, and compressed-tensors holds nothing else beside its "
-                "integers; choose --to nf4, or --to bf16 first",
-                p->model->path, text);
+                "%s would become %s, and %s holds nothing else beside its integers; choose --to "
+                "nf4, or --to bf16 first",
+                p->model->path, text, awq ? "AWQ" : "compressed-tensors");
     if (quantized > 0 && own)
         p->own_form = text;
     return QC_OK;

@@ -63,6 +63,8 @@ typedef struct {
      * instead of over what the pieces are made of? Rows of words, padded ones among them, and
      * columns are no ranges of bytes (docs/format.md, section 4). */
     unsigned shares_source : 1;
+    /* Are its elements numbered as AWQ makes them (convert/model/awq_layout.h)? */
+    unsigned by_groups : 1;
 } qc_job;
 
 /* There are as many of these as tensors in the output, so one takes 4 bytes only. */

@@ -54,10 +54,10 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     static const char *const scales[] = {QC_SCALE_NAMES};
     const qc_recipe_options *r = &o->recipe;
     add_text(out, "--to", qc_to_name(r->to));
-    if (r->format == QC_FORMAT_COMPRESSED_TENSORS) {
+    if (r->format != QC_FORMAT_BITSANDBYTES)
         add_text(out, "--format", qc_format_name(r->format));
+    if (r->format == QC_FORMAT_COMPRESSED_TENSORS)
         add_number(out, "--activation-bits", r->activations_16 ? 16 : 8);
-    }
     if (r->per_channel)
         add_text(out, "--block-size", "channel");
     else

@@ -196,6 +196,17 @@ static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_pla
     return QC_OK;
 }
 
+/* As AutoAWQ 0.2.9 writes it. */
+static void write_awq_config(qc_json_writer *w, const qc_plan *plan)
+{
+    qc_json_put_u64(w, "bits", 4);
+    qc_json_put_u64(w, "group_size", first_quantized(plan)->form.block_elems);
+    write_skip_modules(w, "modules_to_not_convert", plan);
+    qc_json_put_text(w, "quant_method", "awq");
+    qc_json_put_text(w, "version", "gemm");
+    qc_json_put_bool(w, "zero_point", 1);
+}
+
 /* Sets quantization_config, or only the list of plain modules in the source's. */
 static qc_status set_quantization(qc_strbuf *text, const qc_plan *plan, int only_list,
                                   qc_error *err)
@@ -215,6 +226,8 @@ static qc_status set_quantization(qc_strbuf *text, const qc_plan *plan, int only
             write_own_config(&w, plan);
         else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
             st = write_compressed_tensors_config(&w, plan, err);
+        else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_AWQ)
+            write_awq_config(&w, plan);
         else
             write_bnb_config(&w, plan);
         qc_json_end(&w);

@@ -63,6 +63,7 @@ struct qc_against_scratch {
     qc_digest_state *hash;
     /* The first three may hold the source of what is checked. */
     qc_buffer raw, turned, cast, codes, slack;
+    qc_buffer made; /* codes of AWQ in the order in which they are made */
     qc_check_scratch *check;
 };
 

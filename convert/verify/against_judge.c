@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/workers.h"
+#include "convert/model/awq_layout.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
@@ -72,6 +73,14 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
     for (uint32_t i = 0; i < t->piece_count; i++)
         qc_check_add(&total, &t->sums[i], qc_form_code_elems(&t->check.form, i * t->piece_bytes));
     uint64_t row = 0, col = 0;
+    if (qc_schemes[t->stored->stored_as].format == QC_FORMAT_AWQ) {
+        uint64_t *const places[] = {&total.max_index, &total.bad_source, &total.bad_value,
+                                    &total.first_misplaced, &total.first_searched};
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+            if (*places[i] != UINT64_MAX)
+                *places[i] =
+                    qc_awq_element(t->rows, t->cols, t->check.form.block_elems, *places[i]);
+    }
     r->measured = 1;
     r->error = root_ratio(s->sum_ee, s->sum_xx);
     r->expected = root_ratio(s->sum_expected, s->sum_xx);

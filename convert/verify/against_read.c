@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
+#include "convert/model/awq_layout.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,13 +31,18 @@ qc_status qc_against_scratch_of(qc_against *a, unsigned thread, qc_against_scrat
 
 void qc_against_scratch_free(qc_against_scratch *s)
 {
-    void *const buffers[] = {s->raw.data,   s->turned.data, s->cast.data,
+    void *const buffers[] = {s->raw.data,   s->turned.data, s->cast.data, s->made.data,
                              s->codes.data, s->slack.data,  s->check};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         qc_free(buffers[i]);
     qc_weight_reader_close(&s->model);
     qc_weight_reader_close(&s->output);
     qc_digest_destroy(s->hash);
+}
+
+static int is_awq(const qc_against_tensor *t)
+{
+    return t->stored && qc_schemes[t->stored->stored_as].format == QC_FORMAT_AWQ;
 }
 
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t)
@@ -128,6 +134,15 @@ qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t, uin
     const float *values = NULL;
     if (n == 0)
         return QC_OK;
+    if (is_awq(t)) {
+        const qc_weight_source w = {.tensor = t->model_tensor,
+                                    .coded = t->coded,
+                                    .by_groups = t->check.form.block_elems,
+                                    .dims = {t->rows, t->cols}};
+        QC_TRY(qc_buffer_room(&s->raw, n, qc_dtype_bits(qc_against_read_dtype(t)) / 8, err));
+        *out = s->raw.data;
+        return qc_weight_elements(&s->model, &w, first, n, s->raw.data, err);
+    }
     if (t->coded || t->packed) {
         if (t->row.transpose) {
             QC_TRY(read_decoded_turned(s, t, first, n, err));
@@ -252,6 +267,11 @@ static qc_status compare_quantized(work *w, qc_error *err)
     const uint64_t end = qc_min_u64(qc_form_code_elems(form, w->offset + w->len), t->row.elems);
     const uint64_t step = step_elems(t);
     const uint64_t per = qc_form_by_rows(form) ? t->cols : form->block_elems;
+    if (is_awq(t)) {
+        QC_TRY(qc_buffer_room(&w->s->made, w->len, 1, err));
+        qc_awq_unpack(w->bytes, t->rows, per, w->len, w->s->made.data);
+        w->bytes = w->s->made.data;
+    }
     QC_TRY(read_scales(w->s, t->stored, begin / per, qc_ceil_div_u64(end - begin, per), &w->scales,
                        err));
     for (uint64_t first = begin; first < end; first += step) {
@@ -289,7 +309,7 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has a piece too many", t->row.name);
     /* Quantized weights are hashed in the order in which they are written. Stacks, matrices that
      * are turned back and integers are hashed as they lie (docs/format.md, section 4). */
-    w.hash = t->sources && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
+    w.hash = t->sources && !is_awq(t) && !(t->row.transpose && t->row.kind == QC_AGAINST_CAST) &&
              !(t->coded && qc_coding_is_packed(t->coded->coding));
     QC_TRY(qc_against_scratch_of(a, thread, &w.s, err));
     qc_digest_reset(w.s->hash);

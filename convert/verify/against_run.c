@@ -75,10 +75,29 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
     return qc_experts_split(a->model, decodes, err);
 }
 
+/* The manifest tells which weights in AWQ's form were made here, and so have zero points of 8. */
+static qc_status find_awq(qc_against *a, qc_error *err)
+{
+    const qc_manifest *m = a->o->manifest;
+    for (size_t k = 0; m && k < m->tensor_count; k++) {
+        const uint32_t i = qc_checkpoint_find_index(a->output, m->tensors[k].name);
+        if (i == QC_NO_TENSOR || !a->out_coded.weights[i] ||
+            strcmp(m->tensors[k].scheme, qc_scheme_name(QC_SCHEME_AWQ)) != 0)
+            continue;
+        QC_TRY(qc_stored_of_awq(&a->in_output.weights[i], a->arena, a->output,
+                                a->out_coded.weights[i], err));
+        for (uint32_t t = 0; t < (uint32_t)a->output->tensor_count; t++)
+            if (a->out_coded.owners[t] == i)
+                a->in_output.owners[t] = i;
+    }
+    return QC_OK;
+}
+
 static qc_status open_output(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->output, a->o->out, err));
     QC_TRY(qc_stored_find_codes(&a->in_output, &a->out_coded, a->arena, a->output, err));
+    QC_TRY(find_awq(a, err));
     return a->o->codes ? qc_code_counts_make(a->o->codes, a->arena, a->output, &a->in_output, err)
                        : QC_OK;
 }

@@ -265,6 +265,8 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
             continue;
         if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))
             s.foreign = tf->scheme;
+        if (tf->coded && tf->coded->coding == QC_CODING_AWQ)
+            s.awq = weights[i].name;
         if (tf->stored && !tf->coded) {
             weights[i].scheme = tf->stored->stored_as;
             weights[i].block_elems = tf->stored->block_elems;

@@ -7,8 +7,8 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -66,9 +66,7 @@ class Plan:
 
     def json(self) -> Dict[str, Any]:
         """For a program: the fields, and `parts` by name."""
-        out = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "parts"}
-        return dict(out, operations=self.operations, seconds=self.seconds,
-                    parts={n: {"operations": p.operations, "seconds": p.seconds} for n, p in self.parts.items()})
+        return dict(asdict(self), operations=self.operations, seconds=self.seconds)
 
     def line(self) -> str:
         back = ", {:,} of them backwards".format(self.gradient_tokens) if self.gradient_tokens else ""

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -58,8 +59,8 @@ def go_back(output: Any, mask: torch.Tensor, windows: Sequence[int]) -> None:
                          for w in windows]).to(mean)
         torch.nn.functional.normalize(mean, dim=-1).backward(g * mask.any(1, keepdim=True).to(mean))
     else:
-        raise InputError("the model gives neither logits nor states of every token, so its outputs have no gradients; "
-                         "--sided one takes none")
+        raise InputError("the model gives neither logits nor states of every token, so its outputs have no gradients "
+                         "(calibrate takes none with --sided one)")
 
 
 class Text:
@@ -67,13 +68,8 @@ class Text:
 
     def __init__(self, windows: _text.Windows, numbers: Sequence[int], config: Any) -> None:
         self.numbers, self.tokens = list(numbers), sum(windows.lengths[n] for n in numbers)
-        self.inputs, self.masks = windows.batch(self.numbers, config)
+        self.inputs, self.masks = windows.batch(self.numbers, config, 2)
         self.rows = len(self.masks[0])
-        sizes = {windows.longest, *_text._integers(config)}
-        while 2 * self.rows in sizes or self.rows in sizes or any(self.rows % d == 0 for d in range(2, self.rows)):
-            self.inputs = {k: torch.cat([v, v[:len(v) // self.rows]]) for k, v in self.inputs.items()}
-            self.masks = [torch.cat([m, torch.zeros_like(m[:1])]) for m in self.masks]
-            self.rows += 1
 
 
 class Calibration:
@@ -233,7 +229,7 @@ class Calibration:
         while True:
             phase = self.door.phase()
             if not all(w["made"] for w in self.door.weights.values()):
-                if self.ahead is None and sum(self.windows.lengths) < min(ENOUGH_TOKENS, self.own["tokens"]):
+                if self.ahead is None and sum(self.windows.lengths) < min(ENOUGH_TOKENS, self.own["calibration_tokens"]):
                     warnings.warn("%s has {:,} tokens; take {:,} or more (docs/calibration.md, how much text)".format(
                         sum(self.windows.lengths), ENOUGH_TOKENS) % self.own["text"], QconvWarning, stacklevel=2)
                 self.ahead = self.plan()

@@ -204,15 +204,19 @@ class Gpu:
         weight.plans[key] = found = planned, at, self.library.qc_matmul_planned_workspace(at)
         return found
 
+    def begun(self, x, tensors, numbers, described):
+        """(the thread's calls, its stream, the weight made ready) of a product on this device."""
+        call, stream = _call, runtime.stream(self.index)
+        self.use(call)
+        _check(self.library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
+        return call, stream, self.ready(tensors, numbers, described, stream, call.capture.value, x.device)
+
     def linear(self, x, tensors, numbers, described, bias, y):
         """y = x W^T + bias. x [m, cols] with rows that may have gaps, y [m, rows]; all in x's dtype."""
         if runtime.device() != self.index:
             with runtime.on(self.index):
                 return self.linear(x, tensors, numbers, described, bias, y)
-        call, library, stream = _call, self.library, runtime.stream(self.index)
-        self.use(call)
-        _check(library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
-        weight = self.ready(tensors, numbers, described, stream, call.capture.value, x.device)
+        call, stream, weight = self.begun(x, tensors, numbers, described)
         io, m, cols = call.io, x.shape[0], x.shape[1]
         io.m, io.x, io.ldx, io.y, io.ldy = m, x.data_ptr(), x.stride(0) if m > 1 else cols, y.data_ptr(), numbers[1]
         io.x_dtype = io.y_dtype = dtype = DTYPES[x.dtype]
@@ -220,8 +224,8 @@ class Gpu:
         key = m, dtype, io.ldx, ((io.x or 0) | 2 * io.ldx) & 15, bias is None
         _, planned, count = weight.plans.get(key) or self.plan(weight, key)
         held, at = runtime.memory(count, x.device) if count else (None, None)
-        _check(library.qc_matmul_run_planned(self.handle, planned, weight.array_at, call.io_at, at, count, stream,
-                                             call.error_at))
+        _check(self.library.qc_matmul_run_planned(self.handle, planned, weight.array_at, call.io_at, at, count, stream,
+                                                  call.error_at))
         del held  # until here it was this product's
 
     def experts(self, x, offsets, x_rows, row_weights, tensors, numbers, described, bias, y):
@@ -230,19 +234,16 @@ class Gpu:
         if runtime.device() != self.index:
             with runtime.on(self.index):
                 return self.experts(x, offsets, x_rows, row_weights, tensors, numbers, described, bias, y)
-        call, library, stream = _call, self.library, runtime.stream(self.index)
-        self.use(call)
-        _check(library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
-        weight = self.ready(tensors, numbers, described, stream, call.capture.value, x.device)
+        call, stream, weight = self.begun(x, tensors, numbers, described)
         io, cols = call.experts, x.shape[1]
         io.max_rows, io.x_count, io.offsets = y.shape[0], x.shape[0], offsets.data_ptr()
         io.x_rows, io.row_weights, io.bias = (None if t is None else t.data_ptr() for t in (x_rows, row_weights, bias))
         io.x, io.ldx, io.y, io.ldy = x.data_ptr(), x.stride(0) if len(x) > 1 else cols, y.data_ptr(), numbers[1]
         io.x_dtype = io.y_dtype = DTYPES[x.dtype]
-        count = library.qc_matmul_experts_workspace(weight.at, io.x_count)
+        count = self.library.qc_matmul_experts_workspace(weight.at, io.x_count)
         held, at = runtime.memory(count, x.device)
-        _check(library.qc_matmul_run_experts(self.handle, weight.at, call.experts_at, 0, at, count, stream,
-                                             call.error_at))
+        _check(self.library.qc_matmul_run_experts(self.handle, weight.at, call.experts_at, 0, at, count, stream,
+                                                  call.error_at))
         del held
 
     def dequantize(self, w, rows, cols, out):

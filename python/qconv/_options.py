@@ -15,7 +15,7 @@ REPEATED: FrozenSet[str] = frozenset({"keep", "lora", "quantize"})
 class SharedOptions(TypedDict, total=False):
     """Options of `qconv plan` and `qconv convert`."""
     to: Union[Literal["nf4", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "auto", "fp16", "bf16", "keep"], str]
-    format: Union[Literal["bitsandbytes", "compressed-tensors"], str]
+    format: Union[Literal["bitsandbytes", "compressed-tensors", "awq"], str]
     activation_bits: Union[Literal["8", "16"], str]
     block_size: Union[int, str]
     no_double_quant: bool

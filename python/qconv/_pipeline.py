@@ -26,7 +26,7 @@ RECORD, INDEX, MANIFEST = "qconv-pipeline.json", "model_index.json", "qconv.json
 # A VAE is small and sensitive, and other parts are small.
 LARGE = ("transformer", "unet", "text_encoder", "prior", "controlnet")
 # Options that speak of one model.
-OF_ONE = ("vram", "lora", "calibrate", "hessians", "part", "requantize", "drop-mtp", "for")
+OF_ONE = ("vram", "recipe", "lora", "calibrate", "hessians", "part", "requantize", "drop-mtp", "for")
 OTHER_FORMATS = (".bin", ".msgpack", ".onnx", ".onnx_data", ".ckpt", ".pt", ".pth", ".h5", ".bin.index.json", ".gguf")
 # The names that transformers and diffusers look for.
 NAME = re.compile(r"(?:model|diffusion_pytorch_model)"
@@ -49,22 +49,6 @@ def variant_of(name: str) -> str:
 
 def is_weights(name: str) -> bool:
     return bool(TORCH_NAME.match(name)) or name.endswith((".safetensors", ".safetensors.zst"))
-
-
-def rules_of(path: str) -> List[Tuple[str, str]]:
-    """The rules of a file for --recipe. InputError where it is none."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            (member, rules), = json.load(f).items()
-        found = [rule for each in rules for (rule,) in [each.items()]]
-        if member == "rules" and all(name in ("keep", "quantize") and isinstance(glob, str) and glob
-                                     for name, glob in found):
-            return found
-    except OSError as error:
-        raise InputError("--recipe: %s" % error) from None
-    except (ValueError, TypeError, AttributeError):
-        pass
-    raise InputError('%s: expected {"rules": [{"keep": GLOB}, {"quantize": GLOB}, ...]}' % path)
 
 
 class Source:
@@ -215,9 +199,7 @@ class Walk:
                  progress: Progress = None) -> None:
         self.command, self.places, self.progress = command, places, progress
         self.given = {t[2:].partition("=")[0]: t.partition("=")[2] for t in typed if t.startswith("--")}
-        recipe = self.given.get("recipe") if command == "convert" else None  # its rules count as the first ones
-        self.rules = [*(rules_of(recipe) if recipe else []), *rules]
-        self.typed = [t for t in typed if not recipe or not t.startswith("--recipe=")]
+        self.rules, self.typed = rules, typed
         self.shown = False  # the program prints for people, and nothing comes back
         self.parts: Dict[str, Result] = {}
 

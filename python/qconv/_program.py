@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,21 +98,21 @@ def arguments(options: Mapping[str, Any]) -> List[str]:
 
 
 class Bars:
-    """Progress for people: tqdm's bars where tqdm is installed, else a line at each tenth."""
+    """Progress for people: tqdm's bars where tqdm is installed and wanted, else a line at each tenth, with the time that
+    the rest takes if it goes on like this."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: bool = False) -> None:
         try:
-            self.tqdm: Any = importlib.import_module("tqdm.auto").tqdm
+            self.tqdm: Any = None if lines else importlib.import_module("tqdm.auto").tqdm
         except ImportError:
             self.tqdm = None
         self.bar: Any = None
-        self.stage = ""
-        self.tenth = 0
+        self.stage, self.tenth, self.began = "", 0, 0.0
 
     def __call__(self, p: Progress) -> None:
         if p.stage != self.stage:
             self.close()
-            self.stage, self.tenth = p.stage, 0
+            self.stage, self.tenth, self.began = p.stage, -1, time.monotonic()
             if self.tqdm:
                 self.bar = self.tqdm(desc=p.stage, total=p.total, unit={"bytes": "B"}.get(p.unit, " " + p.unit),
                                      unit_scale=p.unit == "bytes")
@@ -120,7 +121,9 @@ class Bars:
             self.bar.update(p.done - self.bar.n)
         elif not self.tqdm and p.total and 10 * p.done // p.total > self.tenth:
             self.tenth = 10 * p.done // p.total
-            print("qconv: %s %d%%" % (p.stage, 100 * p.done // p.total), file=sys.stderr)
+            left = (time.monotonic() - self.began) * (p.total - p.done) / max(p.done, 1)
+            print("qconv: %s %d%%, %d:%02d left" % (p.stage, 100 * p.done // p.total, left // 60, left % 60), file=sys.stderr,
+                  flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

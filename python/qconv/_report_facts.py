@@ -5,6 +5,7 @@ manifest of the output. docs/report.md says what each number is.
 """
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import os
@@ -14,9 +15,9 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._program import Progress, StrPath, answer, version
-from .errors import CheckError, InputError
+from .errors import CheckError, InputError, ProgramError
 from .evaluate import evaluate
-from .results import Answer
+from .results import Answer, Evaluation
 
 Json = Dict[str, Any]
 Watcher = Union[None, bool, Callable[[Progress], object]]
@@ -59,15 +60,7 @@ def layer_of(name: str) -> Optional[int]:
 
 def glob_matches(glob: str, name: str) -> bool:
     """Globs of --keep: *, ?, [a-z], [!a] and \\ before what is meant as it is."""
-    def pattern(found: re.Match[str]) -> str:
-        if found["inner"] is None:
-            return {"*": ".*", "?": "."}.get(found[0]) or re.escape(found[0][-1])
-        members = re.findall(r"\\.|[^\\]", found["inner"], re.S)
-        inner = "".join(c if c in ("-", "\\-") else re.escape(c[-1]) for c in members)
-        return "[%s%s]" % ("^" if found["not"] else "", inner)
-    parts = r"\[(?P<not>[!^]?)(?P<inner>(?:\\.|[^\\])(?:\\.|[^\\\]])*)\]|\\?.|\\"
-    whole = re.sub(parts, pattern, glob, flags=re.S)
-    return re.fullmatch(whole, name, re.S) is not None
+    return fnmatch.fnmatchcase(name, re.sub(r"\\(.)", r"[\1]", glob).replace("[^", "[!"))
 
 
 # ---- the output --------------------------------------------------------------------------------------------
@@ -79,6 +72,7 @@ WHY_LEFT = {"embedding": "looked up row by row, not multiplied",
             "conv": "a convolution: loaders keep it in 16 bit",
             "packed": "quantized before, in a form that was passed on",
             "state": "scales of a weight that was quantized before"}
+OPTIONS = ("block_size", "double_quant", "rest", "rules", "compress", "level", "max_shard_bytes")
 COMPRESSED_TENSORS = ("int-quantized", "pack-quantized")
 INTEGERS = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}
 
@@ -125,7 +119,7 @@ class Output:
         """Whether it is a weight in one of the forms that the program makes, as far as inspect tells."""
         scheme = t["scheme"] or ""
         return scheme in ("nf4", "fp4", "int8", "int8-block") or bool(
-            re.match("w[48]a", scheme)) and t.get("format") in COMPRESSED_TENSORS and not (
+            re.match("w[2-8]a", scheme)) and t.get("format") in COMPRESSED_TENSORS and not (
                 t["zero_points"] or t["act_order"])
 
     def rules(self) -> List[List[str]]:
@@ -184,40 +178,12 @@ class Output:
                 "quantized_bits_per_weight": quantized * 8.0 / elements if elements else None}
 
     def made(self) -> Optional[Json]:
-        """How the output was made, with the command line as far as the manifest has the options."""
+        """How the output was made, as far as the manifest has the options."""
         m = self.seen["manifest"]
-        if not m:
-            return None
-        scale = None if m["to"] == "keep" else m["scale"] or "absmax"
-        c = m.get("calibrate")
-        words = ["python -m qconv calibrate --to" if c and not c.get("hessians") else "qconv --to", m["to"]]
-        if self.ints:
-            words.append("--format compressed-tensors")
-            words += ["--activation-bits 16"] if self.ints["bits"] == 8 and "a16" in self.ints["scheme"] else []
-        words += (["--block-size %d" % m["block_size"]] if m["block_size"] else
-                  ["--block-size channel"] if m["to"] == "int4" else [])
-        words += ["--no-double-quant"] if m["block_size"] and not m["double_quant"] and not self.ints else []
-        words += ["--scale " + scale] if scale else []
-        if c:
-            words += ["--hessians " + quoted(c["hessians"])] if c.get("hessians") else [
-                "--text " + quoted(c["text"]), "--calibration-tokens %d" % c["tokens"],
-                "--calibration-context %d" % c["context"]]
-            words += ["--damping %.6g" % c["damping"]] if c["damping"] > 0 else []
-            words.append("--sided " + c["sided"])
-        for a in m.get("adapters") or []:
-            words.append("--lora " + quoted(a["name"]) + (":%.17g" % a["scale"] if a["scale"] != 1 else ""))
-        words += ["--rest " + m["rest"]] if m["rest"] != "keep" else []
-        words += ["--%s %s" % (what, quoted(glob)) for what, glob in self.rules()]
-        p = self.manifest.get("placement")
-        if p and p["devices"]:
-            words.append("--vram %s --margin %.6g --context %d --batch %d" % (
-                quoted(p["vram"]), p["margin"], p["context"], p["batch"]))
-        words += (["--compress none"] if m["compress"] == "none" else ["--compress zstd:%d" % m["level"]]
-                  if m["level"] != 1 else [])
-        words.append("--max-shard-size %d MODEL OUT" % m["max_shard_bytes"])
-        return {"qconv_version": m["qconv_version"], "to": m["to"], "scale": scale,
-                **{key: m[key] for key in ("calibrate", "adapters") if key in m},
-                "command_line": " ".join(words), "sources": m["source"]}
+        return m and {"qconv_version": m["qconv_version"], "to": m["to"],
+                      "scale": None if m["to"] == "keep" else m["scale"] or "absmax",
+                      **{key: m[key] for key in ("calibrate", "adapters") if key in m},
+                      "options": {key: m.get(key) for key in OPTIONS}, "sources": m["source"]}
 
     def errors(self) -> Dict[str, Json]:
         """The error of each weight by name, of the comparison or else of the manifest."""
@@ -243,11 +209,6 @@ class Output:
                 found[r["name"]].update(rel_mse=r["error"] ** 2, expected=r["expected"] ** 2, clipped=r["clipped"],
                                         max_err=r["largest_error"], at=row * r["shape"][-1] + col)
         return found
-
-
-def quoted(text: str) -> str:
-    """A name as a shell reads it back."""
-    return text if re.fullmatch(r"[A-Za-z0-9_+=:,./-]+", text) else "'" + text.replace("'", "'\\''") + "'"
 
 
 def place_of(index: int, dims: Sequence[int]) -> List[int]:
@@ -330,27 +291,14 @@ def kinds_of(rows: Sequence[Json], forms: Sequence[Json]) -> List[Json]:
 
 def read_eval(path: StrPath) -> Json:
     """The object that `eval --json` wrote. InputError for anything else."""
-    with open(path, "rb") as f:
-        text = f.read(1 << 28)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError("%s: expected what 'qconv eval --json' writes, found no JSON: %s" % (path, error)) from None
-    if not isinstance(value, dict) or value.get("command") != "eval":
-        raise InputError("%s: expected what 'qconv eval --json' writes, found something else" % os.fspath(path))
-    return check_eval(value, os.fspath(path))
-
-
-def check_eval(found: Json, path: str) -> Json:
-    """Refuses what a page has no figures for."""
-    if found.get("distance_mean") is not None:
-        raise InputError("%s: it has the distances of an encoder, and a report shows what --text says of a language "
-                         "model; 'qconv eval --against' tells the distance of hidden states" % path)
-    numbers = ["predicted", "perplexity"] + (["base_perplexity", "kl_mean"] if found.get("against") is not None else [])
-    values = [v for v in map(found.get, numbers) if isinstance(v, (int, float)) and math.isfinite(v)]
-    if len(values) < len(numbers) or min(values[:3]) < 1 or min(values[3:], default=0) < 0:
-        raise InputError("%s: the numbers cannot come from 'qconv eval'" % path)
-    return found
+        with open(path, "rb") as f:
+            found: Json = Evaluation.from_json(json.loads(f.read(1 << 28))).json
+        if found["command"] == "eval":
+            return found
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError, ProgramError):
+        pass
+    raise InputError("%s: expected what 'qconv eval --json' writes, found something else" % os.fspath(path))
 
 
 def facts(path: StrPath, against: Optional[StrPath] = None, *, lora: Sequence[str] = (), text: Optional[StrPath] = None,
@@ -364,7 +312,7 @@ def facts(path: StrPath, against: Optional[StrPath] = None, *, lora: Sequence[st
     if text:
         asked: Dict[str, Any] = {"against": base, "text": text, "threads": threads, "lora": lora, "progress": progress,
                                  **of_eval}
-        found = check_eval(evaluate(path, **asked).json, os.fspath(path))
+        found = evaluate(path, **asked).json
     rows = weights_of(out)
     forms = forms_of(rows, out)
     source = "source" if out.compared else "manifest" if out.seen["manifest"] else "none"

@@ -82,13 +82,14 @@ class Windows:
         return replace(self, ids=_padded([*self.ids, *other.ids]), lengths=self.lengths + other.lengths,
                        sequences=self.sequences + other.sequences)
 
-    def batch(self, numbers: Sequence[int], config: Any) -> Tuple[Dict[str, torch.Tensor], List[torch.Tensor]]:
+    def batch(self, numbers: Sequence[int], config: Any, times: int = 1
+              ) -> Tuple[Dict[str, torch.Tensor], List[torch.Tensor]]:
         """(arguments of forward, masks) of these windows. The rows are filled up, with the first window, to a prime that is
-        no other size of the model, because a stream tells the batch by its size. A mask, BoolTensor [rows, tokens], says
+        no other size of the model, nor so many times itself, because a stream tells the batch by its size. A mask, BoolTensor [rows, tokens], says
         which tokens are the text's: of what the model reads, and last of what it answers to."""
         numbers = list(numbers)
         prime, taken = max(len(numbers), 5), {*_integers(config), self.longest}
-        while prime in taken or any(prime % d == 0 for d in range(2, int(prime ** 0.5) + 1)):
+        while {prime, times * prime} & taken or any(prime % d == 0 for d in range(2, int(prime ** 0.5) + 1)):
             prime += 1
         rows = numbers + [numbers[0]] * (prime - len(numbers))
         lengths = [self.lengths[n] for n in rows]
@@ -354,9 +355,8 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
         import transformers
         for folder in folders:
             try:
-                own = transformers.AutoTokenizer.from_pretrained(folder)
-                return getattr(own, "backend_tokenizer", None) or _Slow(own)
-            except (OSError, ValueError, KeyError, ImportError):
+                return transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
+            except (OSError, ValueError, KeyError, ImportError, AttributeError):
                 continue
         raise InputError("%s has no tokenizer that transformers reads; expected one there or with --tokenizer, or a text of "
                          "token ids (FILE.ids)" % os.fspath(folders[0]))
@@ -369,18 +369,3 @@ def _tokenizer(path: Optional[Path], folders: Sequence[StrPath]) -> Any:
     own.no_truncation()
     own.no_padding()
     return own
-
-
-class _Slow:
-    """A tokenizer that is no one of the tokenizers package."""
-
-    def __init__(self, own: Any) -> None:
-        self.own, self.ids = own, []  # type: Any
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> "_Slow":
-        out = _Slow(self.own)
-        out.ids = self.own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)["input_ids"]
-        return out
-
-    def to_str(self) -> str:
-        return json.dumps({"model": {"type": type(self.own).__name__}})

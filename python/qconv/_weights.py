@@ -313,6 +313,16 @@ def rows_of(w: QuantizedWeight, first: int, end: int) -> QuantizedWeight:
                    lambda role: getattr(w, role))
 
 
+def in_order(w: QuantizedWeight, order: torch.Tensor) -> QuantizedWeight:
+    """A weight with its rows in another order."""
+    if w.block and w.cols % w.block:
+        _refuse(w.name, f"has blocks of {w.block} that span rows, which transformers puts in another order: convert with --keep "
+                "for it")
+    w = floats(w)
+    order = order.to(w.codes.device)
+    return replace(w, stored=[], **{role: getattr(w, role).view(w.rows, -1)[order].reshape(-1) for role in ("codes", "scales")})
+
+
 def joined(parts: List[QuantizedWeight]) -> QuantizedWeight:
     """Weights below each other as one. InputError where they differ in form."""
     first = parts[0]

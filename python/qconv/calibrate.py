@@ -3,14 +3,12 @@ text. torch takes the text through the model, one layer in memory; the program s
 from __future__ import annotations
 
 import inspect
-import sys
-import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline, split
-from ._program import Progress, ProgressCallback, StrPath, arguments, listening
+from ._program import Bars, ProgressCallback, StrPath, arguments, listening
 from .errors import UsageError
 from .results import Conversion, DryRun
 
@@ -112,23 +110,6 @@ def parsed(argv: Sequence[str]) -> Tuple[Dict[str, Any], List[str], List[str]]:
     return own, typed, places
 
 
-class Lines:
-    """Progress on standard error: a line at each tenth, with the time that the rest takes if it goes on like this."""
-
-    def __init__(self) -> None:
-        self.stage, self.tenth, self.began = "", -1, 0.0
-
-    def __call__(self, p: Progress) -> None:
-        if p.stage != self.stage:
-            self.stage, self.tenth, self.began = p.stage, -1, time.monotonic()
-        if not p.total or 10 * p.done // p.total <= self.tenth:
-            return
-        self.tenth = 10 * p.done // p.total
-        left = (time.monotonic() - self.began) * (p.total - p.done) / max(p.done, 1)
-        print("qconv: %s %d%%, %d:%02d left" % (p.stage, 100 * p.done // p.total, left // 60, left % 60), file=sys.stderr,
-              flush=True)
-
-
 def main(argv: Sequence[str]) -> None:
     if {"--help", "-h"} & set(argv):
         parser = Parser("calibrate", "Convert MODEL to OUT as `qconv convert` does, with codes and scales that are "
@@ -142,4 +123,4 @@ def main(argv: Sequence[str]) -> None:
         raise UsageError("expected MODEL and OUT; try 'qconv calibrate --help'")
     quiet = "--quiet" in typed or "-q" in typed
     with warnings_said(quiet):
-        started(typed, places[0], places[1] if len(places) == 2 else None, own, None if quiet else Lines(), True)
+        started(typed, places[0], places[1] if len(places) == 2 else None, own, None if quiet else Bars(lines=True), True)

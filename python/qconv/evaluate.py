@@ -240,7 +240,7 @@ def devices_of(asked: str) -> Tuple[str, ...]:
     import torch
     with warnings.catch_warnings():  # of a driver that is too old for this torch
         warnings.simplefilter("ignore")
-        there = asked != "cpu" and torch.cuda.is_available()
+        there = torch.cuda.is_available()  # for the CPU, too: or gradients would begin with it
     if asked == "cpu" or asked == "auto" and not there:
         return ("cpu",)
     kind, _, numbers = asked.partition(":")

@@ -154,9 +154,8 @@ class _Folder:
     def refused(self, path: str, error: Exception) -> InputError:
         """torch's reason without its advice, which is to run the file's code."""
         text = str(error).strip() or type(error).__name__
-        said = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\.\s|\n|$)", text) or \
-            re.search(r"(Trying to load .+?)(?:\.\s|\n|$)", text) or re.match(r"(.+?)(?:\.\s|\n|$)", text)
-        reason = said.group(1).rstrip(".") if said else text
+        said = re.search(r"(?:WeightsUnpickler error:\s*|(?=Trying to load ))(.+?)(?:\.\s|\n|$)", text)
+        reason = (said.group(1) if said else re.split(r"\.\s|\n", text)[0]).rstrip(".")
         if "Unsupported operand" in reason:
             reason += " (it takes pickles of protocol 2, which is what torch.save writes if not told otherwise)"
         return InputError("%s: torch.load(weights_only=True) refuses it: %s" % (path, reason))
@@ -209,18 +208,14 @@ class _Folder:
     def check(self, name: str, state: Dict[str, Any]) -> None:
         """Refuses what safetensors cannot hold, with the name of the tensor."""
         path = os.path.join(self.folder, name)
-        known: Dict[Any, bool] = {}
         for key, t in state.items():
             if t.layout != self.torch.strided or t.is_quantized or t.device.type != "cpu":
                 raise InputError("%s: tensor '%s' has no plain values (it is sparse, quantized or empty of data)" % (
                     path, key))
-            if t.dtype not in known:
-                try:
-                    known[t.dtype] = bool(self.safetensors.save({"x": self.torch.empty(0, dtype=t.dtype)}))
-                except Exception:  # a KeyError of one version, an error of its own in another
-                    known[t.dtype] = False
-            if not known[t.dtype]:
-                raise InputError("%s: tensor '%s' is %s, which safetensors cannot hold" % (path, key, t.dtype))
+            try:
+                self.safetensors.save({"x": self.torch.empty(0, dtype=t.dtype)})
+            except Exception:  # a KeyError of one version, an error of its own in another
+                raise InputError("%s: tensor '%s' is %s, which safetensors cannot hold" % (path, key, t.dtype)) from None
         needed = sum(t.numel() * t.element_size() for t in state.values())
         size = os.path.getsize(path)
         if needed > SHARED_MOST * size:
@@ -282,19 +277,6 @@ class _Folder:
             "copied": self.others, "shared": self.shared, "left_out": self.left_out})
 
 
-def summary(done: TorchFiles) -> str:
-    lines = ["written   %s: %d tensors, %d bytes" % (f["name"], f["tensors"], f["bytes"]) for f in done.files]
-    lines += ["copied    %s" % listed(done.copied, 5)] if done.copied else []
-    for s in done.shared:
-        lines.append("shared    '%s' is '%s' under another name; it is %s" % (
-            s["name"], s["same_as"], "written once more" if s["written"] else
-            "left out, as tie_word_embeddings has it"))
-    if done.left_out:
-        lines.append("left out  %d entries that are no tensors of the model: %s" % (
-            len(done.left_out), listed([e["entry"] for e in done.left_out], 5)))
-    return "\n".join(lines)
-
-
 def main(argv: Optional[Sequence[str]]) -> None:
     parser = Parser("from-torch", "Write the files of torch.save in MODEL (a folder, or one file) to the new folder "
                     "OUT as .safetensors, which qconv reads, and copy the other files. Nothing in a file is run. Needs "
@@ -304,4 +286,4 @@ def main(argv: Optional[Sequence[str]]) -> None:
     parser.add_argument("--json", action="store_true", help="print the answer as an object")
     asked = parser.parse_args(argv)
     done = from_torch(asked.model, asked.out)
-    print(json.dumps(done.json, indent=2) if asked.json else summary(done))
+    print(json.dumps(done.json, indent=2) if asked.json else done)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 from . import _stream_needs
 from ._command import Parser, warnings_said
 from ._pipeline import is_pipeline
-from ._program import Progress, ProgressCallback, StrPath, listening
-from .errors import InputError, QconvWarning, RunError, UsageError
+from ._program import Progress, ProgressCallback, StrPath, listening, size
+from .errors import Error, InputError, QconvWarning, RunError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +37,16 @@ def importance(model: StrPath, out: Optional[StrPath] = None, *, text: StrPath =
                progress: Union[None, bool, ProgressCallback] = None) -> Dict[str, Any]:
     """Measures how much an error in each weight of the checkpoint `model` matters, for `--to auto --importance FILE`.
 
-    out       the file that the result is written to as JSON; None: it is only returned
-    text      a file in UTF-8; of token ids, one sequence a line, if its name ends in ".ids"; or "default", the bundled text
-    tokens    the most tokens of it that are taken, in windows that are spread over it
-    context   tokens of a window; None: 2048, or the model's limit
-    tokenizer a tokenizer.json, or a folder that has one; None: the model's own
-    inputs    a .safetensors file with further arguments of the model's forward, a row for each sequence
-    device    "auto", "cpu", "cuda" or "cuda:0,1": what computes
-    progress  a function that is called with a Progress, or True for a bar
+    model      a folder with a checkpoint whose type transformers knows
+    out        the file that the result is written to as JSON; None: it is only returned
+    text       a file in UTF-8; of token ids, one sequence a line, if its name ends in ".ids"; or "default", the bundled text
+    tokens     the most tokens of it that are taken, in windows that are spread over it
+    context    tokens of a window; None: 2048, or the model's limit
+    tokenizer  a tokenizer.json, or a folder that has one; None: the model's own
+    inputs     a .safetensors file with further arguments of the model's forward, a row for each sequence
+    device     "auto", "cpu", "cuda" or "cuda:0,1": what computes
+    trust_remote_code  run the Python code that the model brings with it
+    progress   a function that is called with a Progress, or True for a bar
 
     The result has `weights`: of each tensor of the checkpoint [trace of inputs, trace of gradients]; docs/importance.md
     says more. Raises UsageError (an argument; torch or transformers missing or too old), InputError (a model or text that
@@ -125,6 +127,12 @@ def measured(model: str, text: str, tokens: int, context: Optional[int], tokeniz
                 stream.backward(passing.inputs, each)
             answered = int(passing.masks[-1].sum())
             weights, filled = traces.pairs(answered)
+        except Error:
+            raise
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError("%s of transformers %s does not compute %s forwards and back: %s: %s" % (
+                type(made).__name__, transformers.__version__, text, type(error).__name__,
+                str(error).partition("\n")[0])) from error
         finally:
             stream.close()
     wrong = next((n for n, pair in weights.items() if not all(0 <= v < float("inf") for v in pair)), None)
@@ -146,7 +154,6 @@ def settle_states(stream: Stream, rows: int, context: int) -> None:
     import torch
 
     from ._calibrate_plan import STATES
-    from ._report_draw import size
     held = stream.outlook(rows, context).state * (len(stream.layers) + STATES)
     stream.home = torch.device("cpu")
     if held > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
@@ -281,20 +288,9 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("importance", "Measure with a text how much an error in each weight of MODEL moves its answers, for "
                     "--to auto --importance FILE. The model passes once forwards and back, one layer in memory. Needs torch "
                     "and transformers: pip install 'qconv[models]'. docs/importance.md says what the numbers are.")
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="a folder with a checkpoint")
-    add("--out", metavar="FILE", help="where the result goes (default: standard output)")
-    add("--text", metavar="FILE", default="default", help="the text in UTF-8, FILE.ids with token ids, one sequence a line, or "
-        "`default`: the bundled text")
-    add("--tokens", metavar="N", type=int, default=TOKENS, help="take at most so many tokens, spread over all of the text "
-        "(default: %(default)s)")
-    add("--context", metavar="TOKENS", type=int, help="tokens of a window (default: 2048, or the model's limit)")
-    add("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that has one (default: the model's own)")
-    add("--inputs", metavar="FILE", help="further arguments of the model's forward by name, in a .safetensors file, with a row "
-        "for each sequence of the text, such as pixel_values")
-    add("--device", metavar="DEVICE", default="auto", help="what computes: auto, cpu, cuda or cuda:0,1")
-    add("--trust-remote-code", action="store_true", help="run the Python code that MODEL brings with it")
-    add("-q", "--quiet", action="store_true", help="show errors only")
+    parser.takes(importance, "model", "text", "tokens", "context", "tokenizer", "inputs", "device", "trust_remote_code")
+    parser.add_argument("--out", metavar="FILE", help="where the result goes (default: standard output)")
+    parser.add_argument("-q", "--quiet", action="store_true", help="show errors only")
     given = vars(parser.parse_args(list(argv)))
     quiet = given.pop("quiet")
     with warnings_said(quiet):

@@ -4,13 +4,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Dict, Optional, Union
 
-from . import errors
+from . import _stream_needs
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-OLDEST = (4, 57)  # of transformers
 
 
 def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int, Dict[str, Any]]] = None,
@@ -33,16 +31,7 @@ def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int,
     Raises UsageError (arguments; torch or transformers missing or too old), InputError (no output of qconv, a class
     that transformers does not have, a form that is not read), CheckError (a shard is missing or damaged) and
     DeviceError (no such device). Nothing is left of a load that failed."""
-    try:
-        import torch  # noqa: F401
-        import transformers
-    except ImportError as e:
-        raise errors.UsageError(f"qconv.load takes torch and transformers, and {e.name} is not installed: "
-                                "pip install torch transformers") from None
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if version < OLDEST:
-        raise errors.UsageError(f"qconv.load takes transformers {OLDEST[0]}.{OLDEST[1]} or later, and "
-                                f"{transformers.__version__} is installed: pip install -U transformers")
+    _stream_needs.check()
     from ._loading import loaded
     model: PreTrainedModel = loaded(out, device_map, dtype, threads, skip_digests, kwargs)
     return model

@@ -32,22 +32,22 @@ def _value(hint: Any, value: Any) -> Any:
     return float(value) if hint is float else value
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """A value in one cell: of lists and objects how many there are."""
     if isinstance(value, (list, dict)) and any(isinstance(v, (list, dict)) for v in (
             value.values() if isinstance(value, dict) else value)):
         return "%d in json" % len(value)
     if isinstance(value, dict):
-        return ", ".join("%s %s" % (k, _short(v)) for k, v in value.items())
+        return ", ".join("%s %s" % (k, short(v)) for k, v in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_short, value))
+        return ", ".join(map(short, value))
     return "-" if value is None else "%.5g" % value if isinstance(value, float) else \
         "{:,}".format(value) if type(value) is int else str(value)
 
 
 def _table(rows: Sequence[Json]) -> List[str]:
     """Objects below each other, without the members that none of them has."""
-    cells = [[head, *(_short(row.get(head)) for row in rows)] for head in dict.fromkeys(head for row in rows for head in row)]
+    cells = [[head, *(short(row.get(head)) for row in rows)] for head in dict.fromkeys(head for row in rows for head in row)]
     columns = []
     for column in cells:
         wide, numbers = max(map(len, column)), all(re.match(r"-$|[-+\d.,e]+$", cell) for cell in column[1:])
@@ -66,7 +66,7 @@ def _lines(members: Json) -> List[str]:
             tables += ["", "%s (%d)" % (name, len(rows)), *("  " + line for line in _table(rows[:ROWS]))]
             tables += ["  and %d more in json" % (len(rows) - ROWS)] if len(rows) > ROWS else []
         elif value not in ([], {}):
-            plain.append("%-*s  %s" % (wide, name, _short(value)))
+            plain.append("%-*s  %s" % (wide, name, short(value)))
     return plain + tables
 
 

@@ -69,26 +69,24 @@ class Outlook:
     state: int
 
 
-def build(folder: Union[str, Path], *, dtype: torch.dtype = torch.float32, kind: Optional[type] = None,
+def build(folder: Union[str, Path], *, dtype: torch.dtype = torch.float32,
           trust_remote_code: bool = False) -> PreTrainedModel:
     """The model that config.json of `folder` describes: parameters on meta in `dtype`, buffers real, in eval mode.
 
-    `kind` is a class of transformers; None takes the one that config.json names under "architectures", or else the
-    plain one of this model type. No weight file is looked at.
+    Its class is the one that config.json names under "architectures", or else the plain one of this model type. No weight
+    file is looked at.
 
     Raises InputError where config.json is missing or transformers does not know its model type.
     """
     folder = Path(folder)
     config = config_of(folder, {"trust_remote_code": trust_remote_code})
-    if kind is None:
-        named = getattr(config, "auto_map", None) or {}
-        remote = next((named[auto] for auto in sorted(named) if auto.startswith("AutoModelFor")),
-                      named.get("AutoModel"))
-        if trust_remote_code and remote:
-            from transformers.dynamic_module_utils import get_class_from_dynamic_module
-            kind = get_class_from_dynamic_module(remote, str(folder))
-        else:
-            kind = class_of(config, folder)
+    named = getattr(config, "auto_map", None) or {}
+    remote = next((named[auto] for auto in sorted(named) if auto.startswith("AutoModelFor")), named.get("AutoModel"))
+    if trust_remote_code and remote:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+        kind = get_class_from_dynamic_module(remote, str(folder))
+    else:
+        kind = class_of(config, folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     for part in [config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from . import errors, ops
-from ._weights import ROLES, QuantizedWeight, Stored, as_role, joined, rows_of, to_stored
+from ._weights import ROLES, QuantizedWeight, Stored, as_role, in_order, joined, rows_of, to_stored
 
 _VALUES = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "grad")}
 _SAME = {torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.requires_grad_, torch.Tensor.cpu,
@@ -67,6 +67,9 @@ class QuantizedTensor(torch.Tensor):
             return _joined(function, args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0))
         if function in (torch.chunk, torch.split):
             return _divided(function, *args, **kwargs)
+        if function is torch.Tensor.view and args[1:] and args[-1] == args[0].shape[-1] and not (
+                args[0].stacked or args[0].transposed):
+            return _Rows(args[0], torch.arange(args[0].shape[0]).view(args[1:-1]))
         if function is nn.functional.linear:
             return _linear(*args, **kwargs)
         if function in _ASKS or (function.__name__ == "__get__" and function not in _VALUES):
@@ -106,6 +109,26 @@ def _divided(function, tensor, parts, dim=0):
         out.append(tensor._like([[rows_of(whole, begin, begin + len(rows))]], False))
         begin += len(rows)
     return tuple(out)
+
+
+class _Rows:
+    """A weight as [heads, ..., cols], of which transformers puts rows in another order (its PermuteForRope)."""
+
+    def __init__(self, tensor, order):
+        self.tensor, self.order, self.shape = tensor, order, (*order.shape, tensor.shape[-1])
+
+    def transpose(self, one, other):
+        return _Rows(self.tensor, self.order.transpose(one, other))
+
+    def reshape(self, *shape):
+        try:
+            if shape != tuple(self.tensor.shape):
+                raise errors.InputError(f"transformers gives '{self.tensor.name}' another shape, which codes cannot have: "
+                                        "convert with --keep for it")
+            return self.tensor._like([[in_order(joined(self.tensor.experts[0]), self.order.reshape(-1))]], False)
+        except errors.Error as e:
+            QuantizedTensor.refused = e
+            raise
 
 
 def _linear(x, weight, bias=None):

@@ -195,15 +195,15 @@ class Wish:
     precision: str
     zero: Optional[int]
     checkpointing: Optional[bool]
-    rank: int
-    effective: int
+    lora_rank: int
+    effective_batch: int
 
     def tried(self, method: str, gpus: int) -> List[Setting]:
         """Settings of a method, from what costs least time to what costs most: no recomputation first, then the lower
         ZeRO stage, then the exact optimizer. bitsandbytes' 4-bit weights are not divided by ZeRO-3."""
         last = 0 if gpus == 1 else 2 if method == "qlora" else 3
         stages = range(last + 1) if self.zero is None else [self.zero]
-        return [Setting(method, optimizer, self.precision, zero, checkpointing, self.rank)
+        return [Setting(method, optimizer, self.precision, zero, checkpointing, self.lora_rank)
                 for checkpointing in ([False, True] if self.checkpointing is None else [self.checkpointing])
                 for zero in stages
                 for optimizer in ([self.optimizer] if self.optimizer else ["adamw", "adam8bit"])]
@@ -216,8 +216,8 @@ def settings(m: Model, wish: Wish, place: Place) -> List[Setting]:
     for method in [wish.method] if wish.method else METHODS:
         tried = []
         for s in wish.tried(method, place.gpus):
-            micro = largest_batch(m, s, place, wish.effective)
-            steps = ceil_div(ceil_div(wish.effective, place.gpus), micro or 1)
+            micro = largest_batch(m, s, place, wish.effective_batch)
+            steps = ceil_div(ceil_div(wish.effective_batch, place.gpus), micro or 1)
             tried.append(dataclasses.replace(s, micro_batch=micro, accumulation=steps,
                                              bytes=estimate(m, s, place, micro or 1)))
         fitting = [s for s in tried if s.micro_batch]
@@ -283,8 +283,7 @@ def _wish(**asked: Any) -> Wish:
             raise UsageError("--%s: expected %s, found '%s'" % (option, " or ".join(map(str, allowed)), value))
         found[name] = value
     on = found["checkpointing"]
-    return Wish(found["method"], found["optimizer"], found["precision"] or "", found["zero"],
-                None if on is None else on == "on", found["lora_rank"], found["effective_batch"])
+    return Wish(**dict(found, precision=found["precision"] or "", checkpointing=None if on is None else on == "on"))
 
 
 def _place(plan: Plan, context_given: bool) -> Tuple[Place, List[str]]:

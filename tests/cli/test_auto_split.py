@@ -182,9 +182,8 @@ class AutoSplit(OutputCase):
         # The same from the configuration alone, where no weight is measured.
         os.mkdir(self.path("shapes"))
         shutil.copy(os.path.join(model, "config.json"), self.path("shapes"))
-        self.assertEqual(set(self.plan(*fits, model=self.path("shapes"))["auto"]["chosen"]), {"int4-32", "int8"})
-        none = self.plan(*fits, "--schemes", "int4,16bit", model=model)
-        self.assertEqual(set(none["auto"]["chosen"]), {"16bit"})
+        vram = ["--to", "auto", "--format", "compressed-tensors", "--vram", "24GB", "--bits", "5.2"]
+        self.assertEqual(set(self.plan(*vram, model=self.path("shapes"))["auto"]["chosen"]), {"int4", "int5", "int6"})
 
 
 if __name__ == "__main__":

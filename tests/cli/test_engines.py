@@ -288,12 +288,18 @@ class Engines(OutputCase):
         self.assertIn("'%sexperts.0.down_proj.weight' are static" % M, found["vllm"][0])
 
     def test_coded_by_other_tools(self):
-        """GPTQ and AWQ are read, and not judged."""
+        """GPTQ is read, and not judged. AWQ's form is vLLM's, and others were not tried with it."""
         w = Weight(random.Random(5), 128, 256, 4, 2)
         for form, method in ((gptq, "gptq"), (awq, "awq")):
             self.model(form(w), config=dict(LLAMA, quantization_config={
                 "quant_method": method, "bits": 4, "group_size": 128}))
-            self.fails(3, "inspect", "m", "--for", "vllm", has="some weights are " + method)
+            if method == "gptq":
+                self.fails(3, "inspect", "m", "--for", "vllm", has="some weights are " + method)
+        self.ok("inspect", "m", "--for", "vllm")
+        for engine in ("transformers", "qconv"):
+            r = self.run_qconv("inspect", "m", "--for", engine)
+            self.assertEqual(r.returncode, 4, r.stderr)
+            self.assertIn(b"was not tried with AWQ's form", r.stdout)
 
     def test_plan(self):
         """A plan has no compression; the rest is as convert has it."""

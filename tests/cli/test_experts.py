@@ -268,13 +268,19 @@ class Turned(Mixture):
                              turned([1, 2 * shapes["inner"], shapes["hidden"]], gate[2] + up[2]))
 
     def test_alternating_rows(self):
-        """gpt-oss': gate and up alternate, so there are stacks alone, kept without the option."""
+        """gpt-oss': gate and up alternate, so there are stacks alone, with and without the option."""
         _, fused = self.both("gpt_oss")
-        said = self.warned("--to", "nf4", *PLAIN, "f", "kept")
-        self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
+        for more in (["--to", "nf4", "--experts", "separate"], ["--to", "int4", "--block-size", "32"]):
+            r = self.run_qconv(*more, *PLAIN, "--force", "f", "kept")
+            self.assertEqual(r.returncode, 4)
+            self.assertIn("--experts stacked quantizes them to nf4 and int8", r.stderr.decode())
+            self.assertEqual(mk.read_checkpoint(self.path("kept"))[UP], fused[UP])
+        planned = json.loads(self.ok("plan", "--json", "--no-double-quant", "f"))
         straight = {name: turned(*t[1:]) for name, t in fused.items() if "experts" in name}
         for form in ("absmax", "nf4"):
-            out = self.made("o", *FORMS[form], "--experts", "stacked", "f")
+            out = self.made("o", *FORMS[form], "f")
+            self.assertEqual(self.made("s", *FORMS[form], "--experts", "stacked", "f"), out)
+            self.assertEqual(planned["weight_bytes"], sum(len(t[2]) for t in out.values()))
             self.assertEqual(oracle.state_of(out[UP + STATE])["shape"], [3, 128, 96])
             self.ok("verify", "-q", "o", "--against", "f")
             r = self.run_qconv("validate", "o", "--against", "f")
@@ -296,7 +302,9 @@ class Turned(Mixture):
         self.made("o", "--to", "nf4", "--keep", "*q_proj*", "f")
         self.fails(3, "--to", "bf16", "o", "x", has=["nothing but experts is quantized", "--experts separate"])
         self.both("qwen3_vl_moe", inner=96)
-        self.assertIn("not known for this model type and shape", self.warned("--to", "nf4", *PLAIN, "f", "square"))
+        r = self.run_qconv("--to", "nf4", *PLAIN, "f", "square")
+        self.assertEqual(r.returncode, 4)
+        self.assertIn("not known for this model type and shape", r.stderr.decode())
         self.made("o", "--to", "nf4", "r")
         self.fails(3, "--to", "bf16", "o", "x", has=["square", "--experts separate"])
         large = {name: ("BF16", t[1], b"\x80\x7e" * (len(t[2]) // 2)) if "down" in name else t for name, t in fused.items()}

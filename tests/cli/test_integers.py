@@ -20,13 +20,20 @@ L = "model.layers.0."
 M = L + "self_attn.q_proj."
 Q = M + "weight"
 CT = "compressed-tensors"
+GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "widths")
 
 
 def words(codes, bits):
-    """Codes into 32-bit words, low bits first; the last word is filled with zeros."""
+    """Codes into 32-bit words, low bits first; the last word is filled with zeros. No code lies in two words."""
     per = 32 // bits
     return [sum(c << bits * i for i, c in enumerate(codes[at:at + per]))
             for at in range(0, len(codes), per)]
+
+
+def dense_words(codes, bits):
+    """The same without gaps, as compressed-tensors packs since 0.18."""
+    stream = sum(c << bits * i for i, c in enumerate(codes))
+    return [stream >> 32 * i & 0xFFFFFFFF for i in range(-(-len(codes) * bits // 32))]
 
 
 def i32(values):
@@ -87,7 +94,7 @@ def int_quantized(w, module=M, single=False, symmetric=False, shuffled=False):
     return t
 
 
-def pack_quantized(w, module=M, single=False, symmetric=False, shuffled=False):
+def pack_quantized(w, module=M, single=False, symmetric=False, shuffled=False, words=words):
     packed = [words(row, w.bits) for row in w.codes]
     t = {module + "weight_packed": ("I32", [w.shape[0], len(packed[0])], i32(flat(packed))),
          module + "weight_shape": ("I64", [2], struct.pack("<2q", *w.shape)),
@@ -226,6 +233,47 @@ class CompressedTensors(Integers):
                                    symmetric, "group" if shuffled else None)
                 self.check_bf16(w, form(w, single=single, symmetric=symmetric, shuffled=shuffled),
                                 config)
+
+    def test_widths(self):
+        """2 to 7 bits, as compressed-tensors packs them since 0.18 and as it did before, with and without zero points
+        along the rows. Where the number of words fits both, the version in config.json says which."""
+        for bits in range(2, 8):
+            for packing, version in ((dense_words, "0.20.1"), (dense_words, None), (words, "0.17.0"), (words, None)):
+                for strategy, groups, cols in (("channel", 1, 101), ("group", 3, 96), ("channel", 1, 2 * (32 // bits))):
+                    if version is None and cols < 96 and packing is words:
+                        continue  # nobody can tell
+                    symmetric = self.rng.random() < 0.4
+                    w = Weight(self.rng, 37, cols, bits, groups, "BF16", symmetric=symmetric)
+                    config = ct_config("pack-quantized", bits, strategy, cols // groups if groups > 1 else None, symmetric,
+                                       **({"version": version} if version else {}))
+                    with self.subTest(bits=bits, packing=packing.__name__, version=version, cols=cols,
+                                      symmetric=symmetric):
+                        self.check_bf16(w, pack_quantized(w, symmetric=symmetric, words=packing), config)
+
+    def test_widths_under_every_target(self):
+        for bits, packing, groups in ((5, dense_words, 4), (3, words, 4), (6, dense_words, 1)):
+            w = Weight(self.rng, 96, 128, bits, groups, "BF16", symmetric=True)
+            config = ct_config("pack-quantized", bits, "group" if groups > 1 else "channel", 32 if groups > 1 else None,
+                               version="0.20.1" if packing is dense_words else "0.15.0")
+            with self.subTest(bits=bits):
+                self.check_all(w, pack_quantized(w, symmetric=True, words=packing), config)
+                facts = json.loads(self.ok("inspect", "--json", "m"))
+                t = next(t for t in facts["tensors"] if t["name"] == M + "weight_packed")
+                self.assertEqual((t["bits"], t["logical_shape"]), (bits, w.shape))
+
+    def test_golden(self):
+        """Files of compressed-tensors itself, before and after it packed densely (golden/gen_widths.py)."""
+        for version in ("0.17.0", "0.20.1"):
+            path = os.path.join(GOLDEN, version)
+            with open(path + ".json", encoding="utf-8") as f:
+                config = json.load(f)
+            for said in (version, None) if version == "0.20.1" else (version,):
+                if said is None:
+                    del config["version"]  # dense is what is meant then
+                self.model({}, {"model_type": "llama", "torch_dtype": "bfloat16", "quantization_config": config})
+                shutil.copy(path + ".safetensors", self.path("m", "model.safetensors"))
+                out = self.convert("--to", "bf16", "m", "o")
+                self.assertEqual(out, mk.read_safetensors(path + ".values.safetensors")[0], (version, said))
 
     def test_columns_in_order(self):
         """A g_idx of -1 says so."""

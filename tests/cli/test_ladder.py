@@ -176,6 +176,19 @@ f.write(b"layers.9.mlp.up_proj")
             self.ok("-q", "--to", "int4", *asked, *odd, self.path("asked%d" % n))
         self.ok("-q", *AUTO, "--vram", "1GB", *odd, self.path("fits"))  # 16 bits, for there is room
 
+    def test_experts_stay(self):
+        """A stack whose layout nobody knows stays in 16 bits, and is most of the model."""
+        stack = "model.layers.0.mlp.experts.fused_proj"
+        shapes = {stack: [4, 128, 128], "model.layers.0.self_attn.q_proj.weight": [128, 128]}
+        mk.write_checkpoint(self.path("moe"), {name: ("BF16", shape, None) for name, shape in shapes.items()},
+                            {**CONFIG, "model_type": "a_mixture"})
+        moe = ["--to", "nf4", "--incomplete", *PLAIN, self.path("moe")]
+        r = self.run_qconv(*moe, self.path("o"))
+        self.assertEqual(r.returncode, 4)
+        self.assertIn(("o is complete, but 1 of 2 matrices, 131 KB of 164 KB, stay as they were though nothing asked "
+                       "for it: '%s' (stack of experts, not 2-D)" % stack).encode(), r.stderr)
+        self.ok("-q", "--keep", stack, *moe, self.path("asked"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -167,6 +167,8 @@ class Refused(Case):
         self.check({**tensors, M + "pre_quant_scale": ("BF16", [64], bytes(128))}, ["pre_quant_scale"], MODELOPT)
         marker = b'{"format": "nvfp4"}'
         self.check({**tensors, M + "comfy_quant": ("U8", [len(marker)], marker)}, ["for ComfyUI"], MODELOPT)
+        mk.write_safetensors(self.path("alone.safetensors"), tensors)
+        self.fails(3, "--to", "bf16", "alone.safetensors", "o", has=["for ComfyUI"])
         for key in ("_quantization_metadata", "quantization_config"):
             mk.write_safetensors(self.path("f.safetensors"), tensors, {"format": "pt", key: "{}"})
             self.source(MODELOPT)

@@ -29,6 +29,11 @@ FORMS = {
     "int4-64": ["--to", "int4", "--block-size", "64"],
     "int4-32": ["--to", "int4", "--block-size", "32"],
     "int4-channel": ["--to", "int4", "--block-size", "channel"],
+    "int2-32": ["--to", "int2", "--block-size", "32"],
+    "int3-64": ["--to", "int3", "--block-size", "64"],
+    "int5-128": ["--to", "int5"],
+    "int6-channel": ["--to", "int6", "--block-size", "channel"],
+    "int7-32": ["--to", "int7", "--block-size", "32"],
     "w8a8": ["--to", "int8", *COMPRESSED],
     "w8a16": ["--to", "int8", *COMPRESSED, "--activation-bits", "16"],
     "w8a16-128": ["--to", "int8", *COMPRESSED, "--activation-bits", "16", "--block-size", "128"],
@@ -47,7 +52,7 @@ VNNI = "vnni" in Path("/proc/cpuinfo").read_text()
 # Each form costs a start of vLLM: one of each kind, and on two workers the mixture of all of them. With
 # QCONV_VLLM_ALL=1 every form.
 ALL = os.environ.get("QCONV_VLLM_ALL") == "1"
-ASKED = [form for form in FORMS if (ALL or form in ("int4-128", "w8a8", "w8a16", "auto"))
+ASKED = [form for form in FORMS if (ALL or form in ("int3-64", "int4-128", "int5-128", "w8a8", "w8a16", "auto"))
          and (VNNI or not form.endswith("w8a8"))]
 SPLIT = ASKED if ALL else ["auto"]
 VOCABULARY = 256

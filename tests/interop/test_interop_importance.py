@@ -1,16 +1,18 @@
 """qconv.importance: its numbers against those of a whole model in memory, and what they predict against what noise in
 the weights does to the answers of tiny models of many types."""
+import io
 import json
 import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import interop_support
 import torch
@@ -21,7 +23,7 @@ from tiny_models import MAJOR, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import qconv  # noqa: E402
-from qconv import _text  # noqa: E402
+from qconv import _command, _text  # noqa: E402
 from qconv._calibrate_run import Text, draw  # noqa: E402
 from qconv._values import Values  # noqa: E402
 from qconv.importance import EXPERT  # noqa: E402
@@ -38,7 +40,6 @@ MIXED = ["qwen3_moe", "mixtral", "gpt_oss"]
 VALUES = re.compile(r"\.(v_proj|v|qkv_proj|c_attn)\.weight$")
 # A router's choices know no gradient, so only what comes behind the last one is judged.
 BEHIND_ROUTERS = re.compile(r"^lm_head|\.1\..*experts\.")
-PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 
 
 class Known(unittest.TestCase):
@@ -141,9 +142,10 @@ class Predicted(unittest.TestCase):
 
 class Door(unittest.TestCase):
     def run_it(self, *arguments):
-        return subprocess.run([sys.executable, "-B", "-m", "qconv", "importance", *map(str, arguments)], text=True,
-                              capture_output=True, env=dict(os.environ, PYTHONPATH=PYTHON + os.pathsep + os.environ.get(
-                                  "PYTHONPATH", "")))
+        """(exit code, standard output, standard error)"""
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as error:
+            code = _command.run(["importance", *map(str, arguments)])
+        return code, out.getvalue(), error.getvalue()
 
     def test_file_and_refusals(self):
         model = KNOWN["kjv-llama"][0]
@@ -151,12 +153,12 @@ class Door(unittest.TestCase):
             ids, out, note = Path(folder, "text.ids"), Path(folder, "out.json"), Path(folder, "note.txt")
             ids.write_text(" ".join(map(str, range(32, 96))) + "\n")
             note.write_text("mine")
-            shown = self.run_it(model, "--text", ids, "--device", "cpu")
-            self.assertEqual((shown.returncode, shown.stderr), (0, ""))
+            code, shown, said = self.run_it(model, "--text", ids, "--device", "cpu")
+            self.assertEqual((code, said), (0, ""))
+            self.assertEqual(sorted(json.loads(shown)["weights"]), list(json.loads(shown)["weights"]))
             for _ in range(2):  # an importance file may be made again
-                self.assertEqual(self.run_it(model, "--text", ids, "--device", "cpu", "--out", out).returncode, 0)
-            self.assertEqual(out.read_text(), shown.stdout)
-            self.assertEqual(sorted(json.loads(shown.stdout)["weights"]), list(json.loads(shown.stdout)["weights"]))
+                self.assertEqual(self.run_it(model, "--text", ids, "--device", "cpu", "--out", out)[0], 0)
+            self.assertEqual(out.read_text(), shown)
             for code, sentence, arguments in (
                     (2, "--tokens is 0; expected at least 1", [model, "--tokens", 0]),
                     (2, "--context is 1; expected at least 2", [model, "--context", 1]),
@@ -165,11 +167,18 @@ class Door(unittest.TestCase):
                     (3, "there is no such folder", [Path(folder, "no")]),
                     (1, "there is no such text", [model, "--text", Path(folder, "no")]),
                     (2, "the following arguments are required: MODEL", [])):
-                refused = self.run_it(*arguments)
-                self.assertEqual(refused.returncode, code, refused.stderr)
-                self.assertIn(sentence, refused.stderr)
-                self.assertEqual((refused.stderr.count("\n"), refused.stdout), (1, ""), refused.stderr)
-            self.assertEqual((note.read_text(), sorted(os.listdir(folder))), ("mine", ["note.txt", "out.json", "text.ids"]))
+                self.refused(code, sentence, *arguments)
+            with mock.patch.object(transformers.models.llama.modeling_llama.LlamaMLP, "forward",
+                                   side_effect=RuntimeError("mat1 and mat2\nmore")):
+                self.refused(3, "does not compute %s forwards and back: RuntimeError: mat1 and mat2\n" % ids, model,
+                             "--text", ids, "--device", "cpu", "--out", out)
+            self.assertEqual((out.read_text(), note.read_text()), (shown, "mine"))
+            self.assertEqual(sorted(os.listdir(folder)), ["note.txt", "out.json", "text.ids"])
+
+    def refused(self, code, sentence, *arguments):
+        found, out, error = self.run_it(*arguments)
+        self.assertEqual((found, out, error.count("\n")), (code, "", 1), error)
+        self.assertIn(sentence, error)
 
 
 if __name__ == "__main__":

@@ -37,16 +37,17 @@ SEPARATE = """mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe_text qwen3_5_mo
 MODULES = ["llama4_text"]
 # Stacks whose layout qconv does not know, kept in 16 bits with a warning.
 KEPT = """aria_text jetmoe qwen3_vl_moe_text""".split()
-# Published as stacks, which --experts stacked quantizes. transformers 4 has no place for them but by qconv.load, which
-# does not multiply with gpt-oss' there.
-PUBLISHED = """granitemoe granitemoeshared granitemoehybrid gpt_oss""".split()
+# Published as stacks, which --experts stacked quantizes. transformers 4 has no place for them but by qconv.load.
+PUBLISHED = """granitemoe granitemoeshared granitemoehybrid""".split()
+# The same without the option. transformers 4 does not multiply with them.
+WHOLE = ["gpt_oss"]
 # In floats these load as stacks only.
 ONLY_STACKS = ["llama4_text", "qwen3_vl_moe"]
 # In 16 bits, stacks of these lie as [experts, in, out].
 TURNED = """llama4_text qwen3_vl_moe gpt_oss""".split()
-TYPES = {name: {} for name in SEPARATE + MODULES + KEPT + PUBLISHED}
-# transformers 4 cannot build a tiny one.
-UNKNOWN = {"qwen3_vl_moe", "qwen3_vl_moe_text"} if zoo.MAJOR == 4 else set()
+TYPES = {name: {} for name in SEPARATE + MODULES + KEPT + PUBLISHED + WHOLE}
+# transformers 4 cannot build a tiny one, or compute with it.
+UNKNOWN = {"qwen3_vl_moe", "qwen3_vl_moe_text", *WHOLE} if zoo.MAJOR == 4 else set()
 # Products of a few rows quantize x to 15 bits of the largest of 64, as in test_interop_load.py.
 BOUND = 1e-3
 LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -179,7 +180,7 @@ class Loaded(unittest.TestCase):
 
 
 def add_tests():
-    known = [name for name in SEPARATE + MODULES + KEPT if name in CONFIG_MAPPING and name not in UNKNOWN]
+    known = [name for name in SEPARATE + MODULES + KEPT + WHOLE if name in CONFIG_MAPPING and name not in UNKNOWN]
     for i, name in enumerate(known):
         form = ("nf4", "int8")[i % 2]
         for form in ("nf4", "int8") if name in ("mixtral", *TURNED) else (form,):
@@ -220,8 +221,6 @@ class Others(unittest.TestCase):
     def test_published_stacks(self):
         """Granite's: in 16 bits with a warning that names the option, which quantizes them."""
         for i, name in enumerate(PUBLISHED):
-            if name == "gpt_oss" and zoo.MAJOR == 4:
-                continue
             distance, _, count, said = tried(name, "nf4")
             self.assertEqual((distance, count), (0, 0))
             self.assertIn("--experts stacked quantizes them", said)
@@ -249,15 +248,14 @@ class Others(unittest.TestCase):
     def test_turned_stacks(self):
         """qconv.load computes as the restored weights do, and what --to bf16 makes of the codes loads as the source does."""
         for name in TURNED:
-            if name in UNKNOWN or (name == "gpt_oss" and zoo.MAJOR == 4):
+            if name in UNKNOWN:
                 continue
             for form in ("nf4", "int8"):
-                more = ["--experts", "stacked"] if name == "gpt_oss" else []
-                distance, moved, *_ = tried(name, form, *more, load=lambda out: qconv.load(out, dtype=torch.float32))
+                distance, moved, *_ = tried(name, form, load=lambda out: qconv.load(out, dtype=torch.float32))
                 self.assertLess(distance, BOUND)
                 self.assertGreater(moved, 4 * distance)
                 model, source = source_of(name)
-                out, _ = zoo.converted(source, form, *more)
+                out, _ = zoo.converted(source, form)
                 back = out.with_name(out.name + "-back")
                 shutil.rmtree(back, ignore_errors=True)
                 s.qconv("--to", "bf16", "--compress", "none", "-q", out, back)
@@ -272,7 +270,7 @@ class Others(unittest.TestCase):
     def test_square_stacks(self):
         """gpt-oss-20b's down_proj is as wide as high, so no shape says which way it lies."""
         with unittest.mock.patch.dict(TYPES, gpt_oss=TYPES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 64}):
-            distance, moved, count, _ = tried("gpt_oss", "nf4", "--experts", "stacked")
+            distance, moved, count, _ = tried("gpt_oss", "nf4")
         self.assertLess(distance, BOUND)
         self.assertGreater(moved, 4 * distance)
         self.assertEqual(count, 4)

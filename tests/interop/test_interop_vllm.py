@@ -129,6 +129,25 @@ class Bitsandbytes(unittest.TestCase):
                 self.assertLessEqual(difference, self.FORMS[form])
 
 
+@unittest.skipUnless(PYTHON.exists(), f"no vLLM in {ENVIRONMENT}: tests/interop/vllm_environment.sh")
+class Awq(unittest.TestCase):
+    """vLLM's own AWQ layers over its CPU kernel of 4 bits, in float16, against the weights that --to fp16 restores."""
+
+    def test_log_probabilities(self):
+        folder, plain = s.SCRATCH / "vllm" / "awq", s.SCRATCH / "vllm" / "awq-fp16"
+        s.qconv("-q", "--compress", "none", "--to", "int4", "--format", "awq", "--rest", "fp16", compressed.source(), folder)
+        s.qconv("-q", "--compress", "none", "--to", "fp16", folder, plain)
+        logits = s.our_logits(plain, [compressed.IDS])[:-1]
+        ours = torch.log_softmax(torch.from_numpy(logits), -1)
+        for workers in (1, 2):
+            with self.subTest(workers=workers):
+                answer = compressed.ask(workers, [(folder, "awq")])[folder]
+                self.assertNotIn("error", answer)
+                difference = compressed.apart(answer, ours)
+                s.note(f"awq, {workers} workers: log-probabilities at most {difference:.4f} apart")
+                self.assertLessEqual(difference, BOUND)
+
+
 # Cards of 1.5 MB, on which a mixture of NF4 and int8 fits; q, k and v need not have one scheme.
 SMALL = ["--cuda-context", "0", "--context", "128", "--prefill", "16"]
 MIXTURE = ["--to", "auto", "--split-fused", "--vram", "1x1500KB", *SMALL]

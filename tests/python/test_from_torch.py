@@ -127,7 +127,7 @@ class FromTorch(QconvCase):
                   "left_out": [{"file": "pytorch_model.bin", "entry": "epoch"}]}
         done = qconv.TorchFiles.from_json(answer)
         module = sys.modules["qconv.from_torch"]
-        for arguments, words in [(["m", "o"], "shared    'b' is 'a' under another name; it is written once more"),
+        for arguments, words in [(["m", "o"], "shared (1)\n  name  same_as  written\n  b     a        True\n"),
                                  (["m", "o", "--json"], '"entry": "epoch"')]:
             said = StringIO()
             with mock.patch.object(module, "from_torch", return_value=done), redirect_stdout(said):

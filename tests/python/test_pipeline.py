@@ -191,7 +191,7 @@ class Convert(Case):
                              {"blocks.1.to_q.weight": ("I8", [64, 64], bytes(4096))})
         self.refuses(qconv.InputError, "blocks.1.to_q.weight", qconv.convert, "m", "o", to="nf4")
         for options in ({"vram": "24GB"}, {"part": "1/2"}, {"calibrate": "default"}, {"for_": "vllm"}, {"lora": ["x"]},
-                        {"drop_mtp": True}):
+                        {"drop_mtp": True}, {"recipe": "r.json"}):
             self.refuses(qconv.UsageError, ["--%s is for one model" % list(options)[0].rstrip("_").replace("_", "-"),
                                             "convert the folder of each part by itself"],
                          qconv.convert, "m", "o", to="nf4", **options)
@@ -209,18 +209,6 @@ class Convert(Case):
         qconv.verify("o")
         self.refuses(qconv.UsageError, ["'*to_q*'", "by itself"], qconv.convert, "m", "p", to="nf4", keep="*to_q*")
         self.refuses(qconv.InputError, "--quantize PART", qconv.convert, "m", "p", to="nf4", keep=["t*"])
-
-    def test_recipe(self):
-        """The rules of its file name parts, too, and count as if they stood before the others."""
-        self.write("r.json", json.dumps({"rules": [{"keep": "t*"}, {"quantize": "transformer"}]}))
-        found = [list(qconv.dry_run("m", to="nf4", recipe="r.json", **more).parts)
-                 for more in ({}, {"quantize": "text*"}, {"keep": "transformer", "quantize": "image_encoder"})]
-        self.assertEqual(found, [["transformer"], ["text_encoder", "transformer"], ["image_encoder"]])
-        for rules in ({}, [], {"rules": [{}]}, {"rules": [{"keep": ""}]}, {"rules": [{"drop": "x"}]}, {"rules": 1},
-                      {"rules": [{"keep": "t*", "quantize": "x"}]}, {"rules": [], "more": 1}):
-            self.write("r.json", json.dumps(rules))
-            self.refuses(qconv.InputError, "r.json: expected {", qconv.dry_run, "m", to="nf4", recipe="r.json")
-        self.refuses(qconv.InputError, "No such file", qconv.dry_run, "m", to="nf4", recipe="nothing.json")
 
     def test_variants_of_one_file(self):
         for variant in ("bf16", "fp16"):

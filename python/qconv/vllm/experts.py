@@ -17,10 +17,10 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.utils import set_weight_attrs
 
 from .. import _library, errors, ops
-from .._weights import ROLES, groups
+from .._weights import groups
 from ..torch import alike, routed
 from . import is_output
-from .pieces import Piece, joined, reading, runs, table, taken
+from .pieces import Codes, Piece, joined, reading, runs, taken
 
 logger = init_logger(__name__)
 _gelu_tanh = functools.partial(gelu, approximate="tanh")
@@ -39,16 +39,8 @@ def has_quantized_experts(folder) -> bool:
     return any(".experts." in weight for weight in groups(dtypes))
 
 
-class Stack(torch.nn.Module):
+class Stack(Codes):
     """Some outputs of every expert, in one form."""
-
-    def __init__(self, first, count, skip, tensors, numbers):
-        super().__init__()
-        self.first, self.count, self.skip, self.numbers = first, count, skip, numbers
-        for role, tensor in zip(ROLES, tensors):
-            if tensor is not None:
-                tensor = table(tensor) if role.endswith("map") else Parameter(tensor, requires_grad=False)
-            self.register_parameter(role, tensor)
 
     def forward(self, x, offsets, x_rows, row_weights, bias):
         """bias: that of all outputs of the layer."""

@@ -67,19 +67,26 @@ def reading(layer_name, weight, rows, cols, like, or_restored=False):
     return lambda: part
 
 
-class Piece(torch.nn.Module):
-    """Outputs [first, first + count) of a layer: a Part, or a plain tensor [count, columns]."""
+class Codes(torch.nn.Module):
+    """Outputs [first, first + count) of a layer in qconv's form, before which `skip` were not asked for."""
 
-    def __init__(self, first, count, weight):
+    def __init__(self, first, count, skip, tensors, numbers):
         super().__init__()
-        self.first, self.count, self.numbers, self.skip = first, count, None, 0
-        tensors = [weight, *[None] * 4]
-        if isinstance(weight, Part):
-            self.numbers, self.skip, tensors = weight.weight.numbers, weight.skip, weight.weight.tensors()
+        self.first, self.count, self.skip, self.numbers = first, count, skip, numbers
         for role, tensor in zip(ROLES, tensors):
             if tensor is not None:
                 tensor = table(tensor) if role.endswith("map") else Parameter(tensor, requires_grad=False)
             self.register_parameter(role, tensor)
+
+
+class Piece(Codes):
+    """Outputs of a layer: a Part, or a plain tensor [count, columns]."""
+
+    def __init__(self, first, count, weight):
+        if isinstance(weight, Part):
+            super().__init__(first, count, weight.skip, weight.weight.tensors(), weight.weight.numbers)
+        else:
+            super().__init__(first, count, 0, [weight, *[None] * 4], None)
 
     def forward(self, x):
         if self.numbers is None:

@@ -382,7 +382,7 @@ static void check_normal_searched(const fixture *f, uint64_t cols)
 /* Integers of every width, by every step: what is stated is what the quantizers leave. */
 TEST(test_normal_integers)
 {
-    static const uint64_t cols[] = {256, 1024, 4096};
+    static const uint64_t cols[] = {512, 2048, 8192};
     const qc_recipe_options o = {.format = QC_FORMAT_COMPRESSED_TENSORS, .activations_16 = 1};
     for (size_t l = 0; l < sizeof cols / sizeof *cols; l += TEST_SANITIZED ? 3 : 1) {
         fixture f;
