@@ -25,6 +25,7 @@ FORMS = {
     "int8-rows-plain": ["--to", "int8", *PLAIN],
     "int8-blocks": ["--to", "int8", "--block-size", "64", "--max-shard-size", "8MB"],
     "int8-blocks-plain": ["--to", "int8", "--block-size", "64", *PLAIN],
+    "int5-plain": ["--to", "int5", "--block-size", "channel", *PLAIN],
     "absmax": ["--to", "nf4", "--scale", "absmax", "--max-shard-size", "4MB"],
     "vram": ["--to", "nf4", "--vram", "3x2GB", "--context", "256", "--max-shard-size", "300KB"],
     "vram-plain": ["--to", "nf4", "--vram", "3x2GB", "--context", "256", *PLAIN],

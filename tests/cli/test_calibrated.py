@@ -114,7 +114,7 @@ class Calibrated(OutputCase):
     def test_forms_are_verified(self):
         for form in (["--to", "nf4"], ["--to", "nf4", "--no-double-quant", "--block-size", "32"],
                      ["--to", "int8"], ["--to", "int8", "--block-size", "64"],
-                     ["--to", "int4", "--block-size", "channel"],
+                     ["--to", "int4", "--block-size", "channel"], ["--to", "int5", "--block-size", "channel"],
                      ["--to", "nf4", "--scale", "absmax", "--keep", "*.1.*"]):
             with self.subTest(form=form):
                 self.make(form=form)

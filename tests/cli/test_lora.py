@@ -389,7 +389,7 @@ class Ways(LoraCase):
         self.ok("-q", *PLAIN, "--to", "keep", "--lora", "a", "m", "merged")
 
     def test_quantized(self):
-        for to in (["nf4"], ["nf4", "--scale", "absmax"], ["int8"], ["int8", "--block-size", "64"], ["int4"], ["fp16"],
+        for to in (["nf4"], ["nf4", "--scale", "absmax"], ["int8"], ["int8", "--block-size", "64"], ["int4"], ["int5"], ["fp16"],
                    ["auto", "--vram", "1GB"]):
             self.ok("-q", *PLAIN, "--force", "--to", *to, "--lora", "a", "m", "o")
             self.ok("-q", *PLAIN, "--force", "--to", *to, "merged", "w")

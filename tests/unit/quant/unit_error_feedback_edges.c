@@ -313,6 +313,9 @@ TEST(integers_are_calibrated)
         {.ops = &qc_form_w4a16, .block_elems = 128, .scale_dtype = QC_DTYPE_BF16},
         {.ops = &qc_form_w4a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F16},
         {.ops = &qc_form_w4a16, .block_elems = 0, .scale_dtype = QC_DTYPE_F32},
+        {.ops = &qc_form_w5a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F16},
+        {.ops = &qc_form_w6a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16},
+        {.ops = &qc_form_w3a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16},
         {.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16},
         {.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}};
     qt_rng rng = qt_rng_start("integers");
