@@ -38,11 +38,11 @@ def read_weights(folder):
 
 
 def unpack(words, shape, scale):
-    """Symmetric integers of compressed-tensors' pack-quantized, the first column in the low bits."""
+    """Symmetric integers of compressed-tensors' pack-quantized, the first column in the low bits, of 2 to 8 bits."""
     rows, columns = shape
     bits = words.shape[1] * 32 // columns
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    codes = (words.view(np.uint32)[..., None] >> shifts & np.uint32(2 ** bits - 1)).reshape(rows, columns)
+    of_rows = np.unpackbits(words.view(np.uint8).reshape(rows, -1), axis=1, bitorder="little")[:, :columns * bits]
+    codes = of_rows.reshape(rows, columns, bits) @ (1 << np.arange(bits))
     return (codes.astype(np.float32) - 2 ** (bits - 1)) * np.repeat(scale, columns // scale.shape[1], 1)
 
 

@@ -336,7 +336,7 @@ static void check_integer_rows(qz_rows r)
 TEST(test_integer_rows)
 {
     qt_rng rng = qt_rng_start(__func__);
-    static const uint64_t shapes[][2] = {{0, 5},    {1, 2},    {17, 6},   {5, 63},
+    static const uint64_t shapes[][2] = {{0, 5},    {1, 2},    {17, 48},  {5, 63},
                                          {3, 1024}, {2, 1026}, {2, 2880}, {1, 17408}};
     for (int t = 0; t < 3; t++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
