@@ -1,10 +1,6 @@
 /* What is quantized by which kernels. */
 #include "kernels/cuda_quantize.h"
-<<<<<<< HEAD
 #include "quant/quant_internal.h"
-=======
-#include "quant/quant_ops.h"
->>>>>>> wgpu
 
 /* The kernels of the search also make what has no search: integers by absmax. */
 static int is_found(const qc_cuda_quantize_job *a)
