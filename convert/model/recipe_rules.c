@@ -311,7 +311,7 @@ int qc_rules_predicts_more(const char *name, uint64_t layers)
     }
     for (const char *s = name; s; s = strchr(s, '.')) {
         s += *s == '.';
-        if (strncmp(s, "mtp.", 4) == 0 || strncmp(s, "mtp_", 4) == 0)
+        if (qc_begins_with(s, "mtp.") || qc_begins_with(s, "mtp_"))
             return 1;
     }
     return 0;

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -169,7 +170,8 @@ class _Evaluation:
                     text=self.text_name, tokens=w.tokens, windows=len(w.lengths), context=w.context, predicted=0)
         said.update(figures, seconds=time.monotonic() - self.started)
         del said["json"]
-        return Evaluation.from_json({"command": "eval", **said})
+        found = Evaluation.from_json({"command": "eval", **said})
+        return found.shown_by(partial(shown, found))
 
     def judge(self, r: Evaluation, max_kl: Optional[float], max_distance: Optional[float]) -> None:
         for what, limit, value, option in (("KL divergence", max_kl, r.kl_mean, "--max-kl"),
@@ -342,7 +344,7 @@ def _quantile(ordered: torch.Tensor, q: float) -> float:
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def lines(r: Evaluation) -> List[str]:
+def shown(r: Evaluation) -> str:
     what = "%s (%s)" % (r.path, r.model_type) + (" against %s" % r.against if r.against else "")
     encoder = r.distance_mean is not None
     head = "  %d tokens (%s), %d window%s of at most %d%s; %s, %.1f s" % (
@@ -369,7 +371,7 @@ def lines(r: Evaluation) -> List[str]:
              for name, value, error, unit in rows]
     wide, long = max(len(t[0]) for t in texts), max(len(t[1]) for t in texts)
     table = [("  %-*s  %*s  %s" % (wide, name, long, value, error)).rstrip() for name, value, error in texts]
-    return ["%s over %s" % (what, r.text), head, "", *table]
+    return "\n".join(["%s over %s" % (what, r.text), head, "", *table])
 
 
 def _number(value: Optional[float], unit: str) -> str:
@@ -392,6 +394,6 @@ def main(argv: Sequence[str]) -> None:
     if as_json:
         print(json.dumps(result.json))
     elif not quiet:
-        print("\n".join(lines(result)), flush=True)
+        print(result, flush=True)
     if failed:
         raise failed
