@@ -289,8 +289,11 @@ static int can_hold(const qc_chooser *c, uint32_t g, unsigned k, const uint64_t 
     int can = !head || row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits == 0 ||
               row->bits >= 6 || c->options->recipe.schemes;
     /* vLLM 0.32 asserts that experts with 16-bit activations have groups, unless Marlin takes them:
-     * not in 2, 3 and 5 to 7 bits, nor on sm_90, where Humming goes before it. */
-    if (row->by_rows && row->activation_bits == 16)
+     * not in 2, 3 and 5 to 7 bits, nor on sm_90, where Humming goes before it. So rows are what is
+     * left when no groups divide them. */
+    qc_candidate_form next;
+    if (row->by_rows && row->activation_bits == 16 &&
+        qc_candidate_step(&c->out->rows[k], c->out->groups[g].step[k] + 1u, &next))
         can &= qc_expert_stem(c->model->tensors[c->members[c->first_member[g]].tensor].name) == 0;
     for (uint32_t i = c->first_member[g]; can && i < c->first_member[g + 1]; i++) {
         const uint32_t tensor = c->members[i].tensor;

@@ -176,14 +176,14 @@ qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, 
 int qc_candidate_step(const qc_candidate *c, unsigned step, qc_candidate_form *form)
 {
     const int by_rows = c->block_elems == 0;
-    const unsigned rows_at = by_rows ? 0 : QC_CANDIDATE_STEPS - 1;
+    const unsigned steps = c->other == QC_SCHEME_KEEP ? 1 : QC_CANDIDATE_STEPS - !by_rows;
     *form = (qc_candidate_form){c->scheme, c->block_elems};
-    if (step > 0 && step == rows_at)
-        *form = (qc_candidate_form){c->other, 0};
+    if (step > 0 && step + 1 == steps)
+        *form = (qc_candidate_form){by_rows ? c->scheme : c->other, 0};
     else if (step > 0)
         *form = (qc_candidate_form){by_rows ? c->other : c->scheme,
                                     WIDEST_GROUP >> (by_rows ? step - 1 : step)};
-    return step == 0 || (step < QC_CANDIDATE_STEPS && c->other != QC_SCHEME_KEEP);
+    return step < steps;
 }
 
 const char *qc_scheme_name(qc_scheme s)

@@ -92,8 +92,9 @@ enum {
     QC_CANDIDATE_16BIT = QC_CANDIDATES - 1
 };
 /* The forms that a candidate may have, from the one that is wanted on: groups of 128, 64, 32, and a
- * scale for each row; or with int8 that first, and then groups. */
-#define QC_CANDIDATE_STEPS 4u
+ * scale for each row; with int8 that first, then groups, and that again for what had to avoid
+ * it. */
+#define QC_CANDIDATE_STEPS 5u
 
 typedef struct {
     const char *name; /* as --schemes has it; NULL: the row is free */

@@ -176,6 +176,17 @@ f.write(b"layers.9.mlp.up_proj")
             self.ok("-q", "--to", "int4", *asked, *odd, self.path("asked%d" % n))
         self.ok("-q", *AUTO, "--vram", "1GB", *odd, self.path("fits"))  # 16 bits, for there is room
 
+    def test_groups_of_experts(self):
+        """Experts have groups, also with int8, and a scale for each row only where no group divides their rows."""
+        for inner, schemes in ((128, {"w8a16"}), (80, {"w8a16-channel"})):
+            name = "model.layers.0.mlp.experts.%d.%s_proj.weight"
+            shapes = {name % (e, p): [inner, 128] if p != "down" else [128, inner]
+                      for e in range(2) for p in ("gate", "up", "down")}
+            mk.write_checkpoint(self.path("e%d" % inner), {n: ("BF16", shape, None) for n, shape in shapes.items()},
+                                {**CONFIG, "model_type": "qwen3_moe", "num_experts": 2})
+            plan = self.dry_run("--incomplete", *AUTO, "--bits", "8.5", "--schemes", "int8", model=self.path("e%d" % inner))
+            self.assertEqual({t["scheme"] for t in plan["tensors"]}, schemes)
+
     def test_experts_stay(self):
         """A stack whose layout nobody knows stays in 16 bits, and is most of the model."""
         stack = "model.layers.0.mlp.experts.fused_proj"

@@ -129,7 +129,7 @@ TEST(rows_lead_to_other_groups)
             if (k == QC_CANDIDATE_16BIT)
                 assert_true(found && step == 0);
         }
-        assert_int_equal(qc_scheme_obstacle(&o, cols) == NULL, rows[i].step < QC_CANDIDATE_STEPS);
+        assert_int_equal(qc_scheme_obstacle(&o, cols) == NULL, rows[i].step < 4);
     }
     const qc_recipe_options int4 = {.to = QC_TO_INT4, .format = QC_FORMAT_COMPRESSED_TENSORS};
     assert_string_equal(qc_scheme_obstacle(&int4, 2880), "has rows of no whole groups");
