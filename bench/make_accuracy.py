@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
+<<<<<<< HEAD
 """Write docs/accuracy.md from bench/results/accuracy.json, mixture.json, reallocations.json and width_errors.json.
+=======
+"""Write docs/accuracy.md from bench/results/accuracy.json, mixture.json, mixtures.json and reallocations.json.
+>>>>>>> importance
 
     bench/make_accuracy.py            write it, and the tables of docs/calibration.md
     bench/make_accuracy.py --check    exit 1 if it is not what the results give
@@ -427,7 +431,33 @@ def reallocations(found):
             "`bench/reallocations.py` measured it (commit %s). Codes: %s." % (found["commit"], found["codes"]), ""]
 
 
+<<<<<<< HEAD
 def page(r, experts, found, errors):
+=======
+def ladder(found):
+    """Of mixtures.json."""
+    out = ["## Mixtures between 4 and 8 bits", "",
+           "What `--to auto --format compressed-tensors --bits B` makes of models in bfloat16: from int4 and int8 alone, as before",
+           "there were other widths; by weights alone; by [`importance`](importance.md) of a text; and calibrated on it. Beside",
+           "them are K-quants of llama.cpp, which need rows of a multiple of 256: of rows as they are it takes other types, so",
+           "they are also made of rows put together to 256. **of int4 and int8**: KL divergence over that of the mixture of",
+           "these two at as many bits.", ""]
+    for m in found["models"]:
+        least = {r["name"].split(",")[1]: r["kl"] for r in m["rows"] if r["name"].endswith("int4 and int8")}
+        rows = [[r["name"], "%.3f" % r["bits"], with_error(r["kl"], r["kl_error"]),
+                 "%.2f" % (r["kl"] / least[r["name"].split(",")[1]]) if r["name"].startswith("auto") else "-",
+                 ", ".join("%s %.0f%%" % (t, 100 * share) for t, share in sorted((r.get("types") or {}).items()))]
+                for r in m["rows"]]
+        out += ["### %s, mixtures" % m["model"], "",
+                "Weighed and calibrated with %s." % {"default": "the bundled text"}.get(m["text"], m["text"]), "",
+                table(["mixture", "bits", "KL divergence", "of int4 and int8", "types of llama.cpp"], rows), ""]
+    versions = {v for m in found["models"] for v in m["versions"].values()}
+    return out + ["`bench/mixtures.py` measured it (commit %s%s)." % (found["commit"], "; llama.cpp of " * bool(versions)
+                                                                  + ", ".join(versions)), ""]
+
+
+def page(r, experts, found, mixed):
+>>>>>>> importance
     models = r["models"]
     versions = ", ".join("%s %s" % kv for kv in sorted(r["versions"].items()))
     out = ["# Accuracy", "",
@@ -458,7 +488,11 @@ def page(r, experts, found, errors):
         out += [model_table(m), ""]
     if any("calibrated" in m for m in models):
         out += calibrated(models)
+<<<<<<< HEAD
     out += integers(models) + widths(errors) + mixture(experts) + reallocations(found)
+=======
+    out += integers(models) + mixture(experts) + ladder(mixed) + reallocations(found)
+>>>>>>> importance
     texts = [m for m in models if "placements" in m]
     if texts:
         shifts = len({p["shift"] for p in texts[0]["placements"] if p["form"] == "NF4, double"})
@@ -483,8 +517,13 @@ def page(r, experts, found, errors):
             "numpy, a script that is no longer kept. It tries 64 scales of each sign for each block or row and then",
             "fits them to the codes found.", "", oracle(models), "",
             "## How it was measured", "",
+<<<<<<< HEAD
             "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json`, `mixture.json` and",
             "`reallocations.json` and `width_errors.json`; do not edit it.",
+=======
+            "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json`, `mixture.json`,",
+            "`mixtures.json` and `reallocations.json`; do not edit it.",
+>>>>>>> importance
             "The command was `%s`, of %s, commit %s, with %s."
             % (r["command"], r["qconv"], r["commit"], versions), ""]
     if any(row.get("types") for m in models for row in m["rows"]):
@@ -503,9 +542,15 @@ def main():
         experts = json.load(f)
     with open(os.path.join(RESULTS, "reallocations.json")) as f:
         found = json.load(f)
+<<<<<<< HEAD
     with open(os.path.join(RESULTS, "width_errors.json")) as f:
         errors = json.load(f)
     made = ("accuracy.md", page(result, experts, found, errors)), ("calibration.md", calibration_page(result["models"]))
+=======
+    with open(os.path.join(RESULTS, "mixtures.json")) as f:
+        mixed = json.load(f)
+    made = ("accuracy.md", page(result, experts, found, mixed)), ("calibration.md", calibration_page(result["models"]))
+>>>>>>> importance
     return max(write_or_check(name, text, "bench/results/accuracy.json", "bench/make_accuracy.py")
                for name, text in made)
 
