@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
-<<<<<<< HEAD
-"""Write docs/accuracy.md from bench/results/accuracy.json, mixture.json, reallocations.json and width_errors.json.
-=======
-"""Write docs/accuracy.md from bench/results/accuracy.json, mixture.json, mixtures.json and reallocations.json.
->>>>>>> importance
+"""Write docs/accuracy.md from accuracy.json, mixture.json, mixtures.json, reallocations.json and width_errors.json of
+bench/results.
 
     bench/make_accuracy.py            write it, and the tables of docs/calibration.md
     bench/make_accuracy.py --check    exit 1 if it is not what the results give
@@ -431,9 +428,6 @@ def reallocations(found):
             "`bench/reallocations.py` measured it (commit %s). Codes: %s." % (found["commit"], found["codes"]), ""]
 
 
-<<<<<<< HEAD
-def page(r, experts, found, errors):
-=======
 def ladder(found):
     """Of mixtures.json."""
     out = ["## Mixtures between 4 and 8 bits", "",
@@ -456,8 +450,7 @@ def ladder(found):
                                                                   + ", ".join(versions)), ""]
 
 
-def page(r, experts, found, mixed):
->>>>>>> importance
+def page(r, experts, found, errors, mixed):
     models = r["models"]
     versions = ", ".join("%s %s" % kv for kv in sorted(r["versions"].items()))
     out = ["# Accuracy", "",
@@ -488,11 +481,7 @@ def page(r, experts, found, mixed):
         out += [model_table(m), ""]
     if any("calibrated" in m for m in models):
         out += calibrated(models)
-<<<<<<< HEAD
-    out += integers(models) + widths(errors) + mixture(experts) + reallocations(found)
-=======
-    out += integers(models) + mixture(experts) + ladder(mixed) + reallocations(found)
->>>>>>> importance
+    out += integers(models) + widths(errors) + mixture(experts) + ladder(mixed) + reallocations(found)
     texts = [m for m in models if "placements" in m]
     if texts:
         shifts = len({p["shift"] for p in texts[0]["placements"] if p["form"] == "NF4, double"})
@@ -517,13 +506,8 @@ def page(r, experts, found, mixed):
             "numpy, a script that is no longer kept. It tries 64 scales of each sign for each block or row and then",
             "fits them to the codes found.", "", oracle(models), "",
             "## How it was measured", "",
-<<<<<<< HEAD
-            "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json`, `mixture.json` and",
-            "`reallocations.json` and `width_errors.json`; do not edit it.",
-=======
             "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json`, `mixture.json`,",
-            "`mixtures.json` and `reallocations.json`; do not edit it.",
->>>>>>> importance
+            "`mixtures.json`, `reallocations.json` and `width_errors.json`; do not edit it.",
             "The command was `%s`, of %s, commit %s, with %s."
             % (r["command"], r["qconv"], r["commit"], versions), ""]
     if any(row.get("types") for m in models for row in m["rows"]):
@@ -542,15 +526,12 @@ def main():
         experts = json.load(f)
     with open(os.path.join(RESULTS, "reallocations.json")) as f:
         found = json.load(f)
-<<<<<<< HEAD
     with open(os.path.join(RESULTS, "width_errors.json")) as f:
         errors = json.load(f)
-    made = ("accuracy.md", page(result, experts, found, errors)), ("calibration.md", calibration_page(result["models"]))
-=======
     with open(os.path.join(RESULTS, "mixtures.json")) as f:
         mixed = json.load(f)
-    made = ("accuracy.md", page(result, experts, found, mixed)), ("calibration.md", calibration_page(result["models"]))
->>>>>>> importance
+    made = (("accuracy.md", page(result, experts, found, errors, mixed)),
+            ("calibration.md", calibration_page(result["models"])))
     return max(write_or_check(name, text, "bench/results/accuracy.json", "bench/make_accuracy.py")
                for name, text in made)
 
