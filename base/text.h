@@ -15,6 +15,11 @@ static inline int qc_ends_with(const char *s, const char *tail)
     return n >= m && memcmp(s + n - m, tail, m) == 0;
 }
 
+static inline int qc_begins_with(const char *s, const char *start)
+{
+    return strncmp(s, start, strlen(start)) == 0;
+}
+
 static inline int qc_is_digit(char c)
 {
     return c >= '0' && c <= '9';

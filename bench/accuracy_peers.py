@@ -2,7 +2,8 @@
 
     accuracy_peers.py IN OUT [TYPE...]    needs numpy, torch, bitsandbytes, gguf, llama-cpp-python
 
-TYPE: types of llama.cpp, and nothing else is made then, nor bitsandbytes needed (mixtures.py).
+TYPE: types of llama.cpp, and nothing else is made then, nor bitsandbytes needed (mixtures.py). K-quants need rows of a
+multiple of 256; so they are made of rows as they are, where llama.cpp takes other types, and of rows put together to 256.
 IN: a folder with weights.npz and config.json. OUT/NAME.npz gets the values as float32 that a reader
 restores, OUT/peers.json bits per weight and what was really used. bitsandbytes works on the CPU.
 """
@@ -149,12 +150,13 @@ def main():
         add("bitsandbytes NF4, double", "bitsandbytes", *nf4(weights, True))
         add("bitsandbytes LLM.int8", "bitsandbytes", *int8(weights))
     plain = os.path.join(out, "source.gguf")
-    write_gguf(plain, config, weights)
-    for name, number in {t: OTHER_TYPES[t] for t in types}.items() or FILE_TYPES.items():
-        path = os.path.join(out, name + ".gguf")
-        quantize_gguf(plain, path, number)
-        add("llama.cpp " + name, "llama.cpp", *read_gguf(path, weights))
-        os.remove(path)
+    for how in ("", ", rows of 256") if types else ("",):
+        write_gguf(plain, config, {n: w.reshape(-1, 256) if how else w for n, w in weights.items()})
+        for name, number in {t: OTHER_TYPES[t] for t in types}.items() or FILE_TYPES.items():
+            path = os.path.join(out, name + ".gguf")
+            quantize_gguf(plain, path, number)
+            add("llama.cpp " + name + how, "llama.cpp", *read_gguf(path, weights))
+            os.remove(path)
     if os.path.exists(os.path.join(source, "squares.npz")):
         matrix = importance(dict(np.load(os.path.join(source, "squares.npz"))))
         for name in ("Q4_K_M", "IQ4_NL"):

@@ -13,7 +13,8 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "bench/samples.h"
-#include "quant/quant_ops.h"
+#include "quant/quant_form.h"
+#include "quant/scale_search.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@
 
 #define STEP_BYTES ((size_t)512 << 10)
 #define COLS       4096u
-#define MAX_ROWS   64
+#define MAX_ROWS   96
 
 typedef struct {
     const unsigned char *bf16;
@@ -154,6 +155,7 @@ static void ints(const qc_quant_ops *ops, const buffers *b, size_t bytes, int ho
 }
 
 static const qc_int_codes w4 = {4, 8, QC_DTYPE_BF16, 0}, w8 = {8, 0, QC_DTYPE_BF16, 0};
+static const qc_int_codes w5 = {5, 16, QC_DTYPE_BF16, 0}, w6 = {6, 32, QC_DTYPE_BF16, 0};
 
 static void int4_128(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
 {
@@ -163,6 +165,55 @@ static void int4_128(const qc_quant_ops *ops, const buffers *b, size_t bytes, in
 static void int4_64(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
 {
     ints(ops, b, bytes, hot, &w4, 64);
+}
+
+static void int5_128(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints(ops, b, bytes, hot, &w5, 128);
+}
+
+static void int6_128(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints(ops, b, bytes, hot, &w6, 128);
+}
+
+/* Searches scales as --scale search does, without double quantization. */
+static void search(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot,
+                   const qc_form_ops *of, uint32_t block)
+{
+    static _Alignas(64) unsigned char scratch[1 << 18];
+    const qc_form form = {
+        .ops = of, .block_elems = block, .cols = COLS, .scale_dtype = QC_DTYPE_BF16};
+    if (qc_search_scratch_bytes() > sizeof scratch)
+        return;
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at;
+        const qc_search_out out = {.codes = b->codes + qc_form_code_bytes(&form, from / 2),
+                                   .absmax = b->scales + from / 2 / block};
+        qc_piece_sums sums = {0};
+        qc_search_ops_for(ops->isa)->blocks(&form, QC_SEARCH_ONCE, b->bf16 + from, QC_DTYPE_BF16,
+                                            STEP_BYTES / 2, &out, scratch, &sums);
+    }
+}
+
+static void search_nf4(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    search(ops, b, bytes, hot, &qc_form_nf4, 64);
+}
+
+static void search_int4(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    search(ops, b, bytes, hot, &qc_form_w4a16, 128);
+}
+
+static void search_int5(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    search(ops, b, bytes, hot, &qc_form_w5a16, 128);
+}
+
+static void search_int6(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    search(ops, b, bytes, hot, &qc_form_w6a16, 128);
 }
 
 static void int8_channel(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
@@ -190,15 +241,26 @@ static void nf4_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, in
     sink = overflow;
 }
 
-static void int4_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+static void ints_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot,
+                      const qc_int_codes *how)
 {
     uint64_t overflow = UINT64_MAX;
     for (size_t at = 0; at < bytes; at += STEP_BYTES) {
         size_t from = hot ? 0 : at; /* of the bf16 that comes out */
-        ops->int_dequantize(&w4, b->codes + from / 4, b->absmax + from / 128, STEP_BYTES / 2, 64,
-                            b->wide + from, QC_DTYPE_BF16, &overflow);
+        ops->int_dequantize(how, b->codes + from / 16 * how->bits, b->absmax + from / 128,
+                            STEP_BYTES / 2, 64, b->wide + from, QC_DTYPE_BF16, &overflow);
     }
     sink = overflow;
+}
+
+static void int4_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints_back(ops, b, bytes, hot, &w4);
+}
+
+static void int5_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints_back(ops, b, bytes, hot, &w5);
 }
 
 static void cast(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
@@ -227,10 +289,17 @@ static const struct {
     {"int8 by block", "bf16", int8_blocks, 1, 0},
     {"int4 group 128", "bf16", int4_128, 1, 0},
     {"int4 group 64", "bf16", int4_64, 1, 1},
+    {"int5 group 128", "bf16", int5_128, 1, 0},
+    {"int6 group 128", "bf16", int6_128, 1, 0},
+    {"search nf4", "bf16", search_nf4, 1, 0},
+    {"search int4 group 128", "bf16", search_int4, 1, 0},
+    {"search int5 group 128", "bf16", search_int5, 1, 0},
+    {"search int6 group 128", "bf16", search_int6, 1, 0},
     {"int8 channel", "bf16", int8_channel, 1, 0},
     {"second quantization", "f32", nested, 1, 0},
     {"nf4 back to bf16 (bytes out)", "bf16", nf4_back, 1, 0},
     {"int4 back to bf16 (bytes out)", "bf16", int4_back, 1, 0},
+    {"int5 back to bf16 (bytes out)", "bf16", int5_back, 1, 0},
     {"cast to f16", "bf16", cast, 1, 0},
 };
 

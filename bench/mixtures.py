@@ -79,7 +79,7 @@ class Subject:
                 self.run(*command, self.source, out)
                 self.add("auto, %g bits, %s" % (bits, name), out, stored_bits(out, self.names, self.weights))
 
-    def peers(self) -> None:
+    def peers(self) -> dict:
         given, made = self.scratch / "peers-in", self.scratch / "peers-out"
         given.mkdir()
         made.mkdir()
@@ -94,17 +94,17 @@ class Subject:
             for file in self.source.glob("tokenizer*"):
                 (folder / file.name).write_bytes(file.read_bytes())
             self.add(row["name"], folder, row["bits"], types=row["types"])
+        return json.loads((made / "peers.json").read_text())["versions"]
 
 
 def measured(args: argparse.Namespace, subject: str) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         s = Subject(args, subject, Path(scratch))
         s.own()
-        if args.peers:
-            s.peers()
+        versions = s.peers() if args.peers else {}
         folder = Path(subject.split(":")[0])
         return {"model": folder.parent.name if folder.name == "model" else folder.name, "text": Path(s.text).name,
-                "judge": Path(s.judge).name, "tokens": TOKENS, "context": CONTEXT, "rows": s.rows}
+                "judge": Path(s.judge).name, "tokens": TOKENS, "context": CONTEXT, "versions": versions, "rows": s.rows}
 
 
 def main() -> None:

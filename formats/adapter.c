@@ -248,7 +248,7 @@ qc_status qc_adapter_open(qc_adapter **out, const char *path, qc_error *err)
         st = check_module(a, &config, &a->modules[i], err);
     qc_adapter_config_deinit(&config);
     if (st != QC_OK) {
-        if (err && strncmp(err->msg, path, strlen(path)) != 0)
+        if (err && !qc_begins_with(err->msg, path))
             qc_error_prefix(err, "%s", path);
         qc_adapter_close(a);
         return st;

@@ -14,6 +14,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "formats/checkpoint_internal.h"
 #include "formats/manifest_header.h"
 
@@ -221,7 +222,7 @@ static int all_begin(const qc_checkpoint_tensor *tensors, size_t count, const ch
             return 0;
         if (doubled && strncmp(name + n, text, n) == 0)
             behind++;
-        else if (doubled && strncmp(name + n, "lm_head.", 8) != 0)
+        else if (doubled && !qc_begins_with(name + n, "lm_head."))
             return 0;
     }
     return count > 0 && (!doubled || behind > 0);

@@ -2,6 +2,8 @@
  * warnings about a checkpoint, and the lists of names that stand in them. */
 #include "formats/checkpoint_internal.h"
 
+#include "base/text.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,7 +50,7 @@ static int read_as(qc_checkpoint_name *out, const char *name, const char *stem, 
     memset(out, 0, sizeof *out);
     if (!take(&p, stem))
         return 0;
-    if (strncmp(p, suffix, strlen(suffix)) != 0)
+    if (!qc_begins_with(p, suffix))
         take_variant(&p, out, ".-/");
     if (*p == '-') {
         out->shard = 1;

@@ -53,15 +53,10 @@ static const char *const own_files[] = {"qconv.json", "device_map.json"};
 /* The same weights again under other names (Llama 3, gpt-oss). */
 static const char *const twin_folders[] = {"original/", "metal/"};
 
-static int has_prefix(const char *name, const char *prefix)
-{
-    return strncmp(name, prefix, strlen(prefix)) == 0;
-}
-
 static int in_twin_folder(const char *path)
 {
     for (size_t i = 0; i < sizeof twin_folders / sizeof *twin_folders; i++) {
-        if (has_prefix(path, twin_folders[i]))
+        if (qc_begins_with(path, twin_folders[i]))
             return 1;
     }
     return 0;
@@ -71,7 +66,7 @@ static int matches(const name_pattern *list, size_t count, const char *path)
 {
     const char *name = qc_last_name(path);
     for (size_t i = 0; i < count; i++) {
-        if (has_prefix(name, list[i].prefix) && qc_ends_with(name, list[i].suffix))
+        if (qc_begins_with(name, list[i].prefix) && qc_ends_with(name, list[i].suffix))
             return 1;
     }
     return 0;
@@ -133,7 +128,7 @@ static qc_status read_modules(qc_json **out, qc_checkpoint *c, const qc_tree_fil
  * without them the embeddings are wrong. They are small, and copied. */
 static int is_of_module(const qc_json_node *modules, const char *path)
 {
-    if (!is_safetensors(path) && !has_prefix(qc_last_name(path), "pytorch_model"))
+    if (!is_safetensors(path) && !qc_begins_with(qc_last_name(path), "pytorch_model"))
         return 0;
     for (const qc_json_node *m = qc_json_first(modules); m; m = qc_json_next(m)) {
         const char *folder = qc_json_string_or(qc_json_get(m, "path"), "");
@@ -310,7 +305,7 @@ static int is_in_adapter(const qc_checkpoint *c, const char *side, const struct 
         return 0;
     const char *rest = path + strlen(c->path) + 1;
     if (is_same_folder(path, strlen(c->path), folder))
-        return !strchr(rest, '/') && strncmp(rest, "adapter_", strlen("adapter_")) == 0;
+        return !strchr(rest, '/') && qc_begins_with(rest, "adapter_");
     for (const char *slash = rest; (slash = strchr(slash, '/')) != NULL; slash++) {
         if (is_same_folder(path, (size_t)(slash - path), folder))
             return 1;
@@ -423,13 +418,14 @@ void qc_checkpoint_judge_kind(qc_checkpoint *c)
     size_t of_adapter = 0;
     int is_diffusers =
         root ? qc_json_get(root, "_class_name") && !qc_json_get(root, "model_type")
-             : c->file_count > 0 && has_prefix(qc_last_name(c->files[0].name), diffusers);
+             : c->file_count > 0 && qc_begins_with(qc_last_name(c->files[0].name), diffusers);
     c->stem = is_diffusers ? diffusers : QC_CHECKPOINT_STEM;
     for (size_t i = 0; i < c->tensor_count; i++) {
         /* peft and diffusers say "...lora_A.weight", "...lora.up.weight" and "...alpha". */
         const char *name = c->tensors[i].name;
-        of_adapter += strstr(name, ".lora") || has_prefix(name, "lora") || strstr(name, ".hada_") ||
-                      strstr(name, "dora_scale") || qc_ends_with(name, ".alpha");
+        of_adapter += strstr(name, ".lora") || qc_begins_with(name, "lora") ||
+                      strstr(name, ".hada_") || strstr(name, "dora_scale") ||
+                      qc_ends_with(name, ".alpha");
     }
     c->is_adapter = c->file_count > 0 && (qc_checkpoint_name_is_adapter(c->files[0].name) ||
                                           (of_adapter > 0 && of_adapter == c->tensor_count));

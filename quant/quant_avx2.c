@@ -12,7 +12,6 @@
 #include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
-#include "quant/quant_pack.h"
 #include "quant/quant_simd_tables.h"
 
 #include <string.h>
@@ -314,19 +313,26 @@ QC_INLINE void int8_dequantize_run(const qc_int_codes *how, int rows, const void
     note_scalar(first_overflow, overflow, first + i);
 }
 
-/* Dequantizes n codes that share a scale and are neither 4 bits wide nor 8. */
-QC_INLINE void packed_dequantize_run(const qc_int_codes *how, const unsigned char *codes,
-                                     const float *scale, uint64_t n, void *dst, qc_dtype dtype,
-                                     uint64_t first, uint64_t *first_overflow)
+/* Dequantizes n codes that are neither 4 bits wide nor 8, of which `each` share a scale: groups
+ * that lie without gaps are taken apart together. */
+QC_INLINE void packed_dequantize(const qc_int_codes *how, const unsigned char *codes,
+                                 const float *scales, uint64_t n, uint64_t each, void *dst,
+                                 qc_dtype dtype, uint64_t *first_overflow)
 {
     const qc_int_codes bytes = {.bits = 8, .bias = how->bias};
+    const uint64_t run = how->stride || each > QC_ROW_FLUSH ? each : QC_ROW_FLUSH / each * each;
     unsigned char parted[QC_ROW_FLUSH];
-    for (uint64_t at = 0; at < n; at += QC_ROW_FLUSH) {
-        const uint64_t count = qc_min_u64(n - at, QC_ROW_FLUSH);
-        qc_codes_unpack(how->bits, codes + qc_code_bytes(how->bits, at), count, parted);
-        int8_dequantize_run(&bytes, 0, parted, scale, count, dst, dtype, first + at,
-                            first_overflow);
-    }
+    for (uint64_t first = 0; first < n; first += run, codes += qc_int_stride(how, run))
+        for (uint64_t at = first, end = qc_min_u64(n, first + run), left; at < end; at += left) {
+            left = qc_min_u64(end - at, QC_ROW_FLUSH);
+            qc_avx2_codes_unpack(how->bits, codes + qc_code_bytes(how->bits, at - first), left,
+                                 parted);
+            for (uint64_t i = 0, some; i < left; i += some) {
+                some = qc_min_u64(each, left - i);
+                int8_dequantize_run(&bytes, 0, parted + i, scales + (at + i) / each, some, dst,
+                                    dtype, at + i, first_overflow);
+            }
+        }
 }
 
 /* Dequantizes n codes, of which `each` share a scale. */
@@ -336,11 +342,13 @@ QC_INLINE void dequantize_to(const qc_int_codes *how, int rows, const unsigned c
 {
     const uint64_t stride = how ? qc_int_stride(how, each) : each;
     *overflow = UINT64_MAX;
+    if (how && how->bits != 4 && how->bits != 8) {
+        packed_dequantize(how, codes, scales, n, each, dst, dtype, overflow);
+        return;
+    }
     for (uint64_t first = 0; first < n; first += each, scales++, codes += stride)
         if (how && how->bits == 4)
             int4_dequantize_group(how, codes, scales, each, dst, dtype, first, overflow);
-        else if (how && how->bits != 8)
-            packed_dequantize_run(how, codes, scales, each, dst, dtype, first, overflow);
         else
             int8_dequantize_run(how, rows, codes, scales, qc_min_u64(n - first, each), dst, dtype,
                                 first, overflow);

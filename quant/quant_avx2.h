@@ -16,4 +16,8 @@ void qc_avx2_int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, 
 void qc_avx2_int_quantize(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
                           uint64_t group, void *codes, float *scales, qc_piece_sums *sums);
 
+/* qc_codes_pack and qc_codes_unpack. */
+void qc_avx2_codes_pack(unsigned bits, const uint8_t *codes, uint64_t n, void *packed);
+void qc_avx2_codes_unpack(unsigned bits, const void *packed, uint64_t n, uint8_t *codes);
+
 #endif

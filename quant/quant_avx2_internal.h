@@ -218,6 +218,12 @@ QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
     return (qc_wide){_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
 }
 
+QC_INLINE qc_wide qc_wide_round_even(qc_wide x)
+{
+    const int how = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return (qc_wide){_mm256_round_ps(x.low, how), _mm256_round_ps(x.high, how)};
+}
+
 QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
 {
     return (qc_wide){_mm256_max_ps(_mm256_min_ps(v.low, highest.low), lowest.low),

@@ -16,7 +16,6 @@
 #include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
-#include "quant/quant_pack.h"
 
 #include <string.h>
 
@@ -168,8 +167,7 @@ void qc_avx2_int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, 
 
 #define INT_GROUPS 16u
 
-/* Codes of 4 and 8 bits are stored as they are made; others as bytes, which are packed run by
- * run. */
+/* Codes of 4 and 8 bits are stored as they are made; others as bytes, which are packed then. */
 typedef struct {
     const qc_int_codes *how;
     const void *src;
@@ -246,17 +244,14 @@ QC_INLINE void int_step(const int_context *c, qc_dtype dtype, int nibbles, uint6
 QC_INLINE void int_run(int_context *c, qc_dtype dtype, unsigned bits, float scale, uint64_t first,
                        unsigned n, unsigned char *codes)
 {
-    unsigned char stored[QC_ROW_FLUSH], *to = bits ? codes : stored;
     const qc_wide zero = qc_wide_all(0.0f);
     const double s2 = (double)scale * (double)scale;
     int_sums s = {qc_wide_all(scale), qc_wide_all(1.0f / scale), zero, zero, c->largest_error};
     unsigned i = 0;
     for (; i + 32 <= n; i += 32)
-        int_step(c, dtype, bits == 4, first + i, 32, to + (bits == 4 ? i / 2 : i), &s);
+        int_step(c, dtype, bits == 4, first + i, 32, codes + (bits == 4 ? i / 2 : i), &s);
     if (i < n)
-        int_step(c, dtype, bits == 4, first + i, n - i, to + (bits == 4 ? i / 2 : i), &s);
-    if (to == stored)
-        qc_codes_pack(c->how->bits, stored, n, codes);
+        int_step(c, dtype, bits == 4, first + i, n - i, codes + (bits == 4 ? i / 2 : i), &s);
     c->largest_error = s.most;
     c->sums->sum_ee += (double)qc_wide_fold(s.rr) * s2;
     c->sums->sum_xx += (double)qc_wide_fold(s.yy) * s2;
@@ -285,6 +280,7 @@ QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t
                          unsigned count, float *scales)
 {
     float absmax[INT_GROUPS] = {0.0f}, scale[INT_GROUPS];
+    unsigned char stored[2 * QC_ROW_FLUSH];
     for (unsigned g = 0; g < count; g++) {
         const uint64_t first = (at + g) * group;
         const uint32_t largest = largest_magnitude(c->src, dtype, first, group);
@@ -302,14 +298,25 @@ QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t
     int_scales(c->how, absmax, scale);
     memcpy(scales + at, scale, count * sizeof *scale);
     c->largest_error = qc_wide_all(0.0f);
+    /* Groups that lie without gaps are packed together. */
+    const int together = !bits && !c->how->stride && count * group <= sizeof stored;
     for (unsigned g = 0; g < count; g++) {
         unsigned char *to = c->codes + (at + g) * c->stride;
         const uint64_t used = qc_code_bytes(c->how->bits, group);
         memset(to + used, 0, (size_t)(c->stride - used));
-        for (uint64_t i = 0; i < group; i += QC_ROW_FLUSH)
-            int_run(c, dtype, bits, scale[g], (at + g) * group + i,
-                    qc_min_u32(group - i, QC_ROW_FLUSH), to + qc_code_bytes(c->how->bits, i));
+        for (uint64_t i = 0; i < group; i += QC_ROW_FLUSH) {
+            const unsigned n = qc_min_u32(group - i, QC_ROW_FLUSH);
+            unsigned char *codes = to + qc_code_bytes(c->how->bits, i);
+            int_run(c, dtype, bits, scale[g], (at + g) * group + i, n,
+                    bits       ? codes
+                    : together ? stored + g * group
+                               : stored);
+            if (!bits && !together)
+                qc_avx2_codes_pack(c->how->bits, stored, n, codes);
+        }
     }
+    if (together)
+        qc_avx2_codes_pack(c->how->bits, stored, count * group, c->codes + at * c->stride);
     const float most = qc_wide_largest(c->largest_error);
     if ((double)most > c->sums->max_err) {
         c->sums->max_err = (double)most;

@@ -125,6 +125,11 @@ QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
     return _mm512_add_ps(a, b);
 }
 
+QC_INLINE qc_wide qc_wide_round_even(qc_wide x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
 QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
 {
     return _mm512_max_ps(_mm512_min_ps(v, highest), lowest);

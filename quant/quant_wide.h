@@ -13,6 +13,7 @@
  *   qc_wide_fold_store, _fold16       the same for sixteen rows, or by another qc_fold_op: rows
  *                                     are stored one by one, and lane r is what row r leaves
  *   qc_wide_bits, qc_wide_of_bits     floats as their bits, and back
+ *   qc_wide_round_even                to the nearest integer, half to even, as a float
  *   qc_wide_round, qc_wide_of_int     to the nearest integer, half to even; and back
  *   qc_wide_store_words               integers that fit, as 16 bits
  *   qc_wide_store_biased              the same plus a bias, as 8 bits

@@ -1,8 +1,8 @@
 /* The search with AVX2: what is done with vectors; the steps over elements are scale_search_body.h.
  * Orders and meaning: scale_search_internal.h. Tables of 32 entries are gathered: they lie in L1,
  * and a choice among four permutes took as long. */
+#include "quant/quant_avx2.h"
 #include "quant/quant_half.h"
-#include "quant/quant_pack.h"
 #include "quant/quant_simd_tables.h"
 #include "quant/quant_wide.h"
 #include "quant/scale_search_internal.h"

@@ -6,8 +6,8 @@
  * than a cycle per element for 32 candidates, where one exact error takes 9 operations for 16
  * elements: what is nearest to y is one of two values looked up by a bucket of 1/15, and the lesser
  * of both distances is taken without asking which. */
+#include "quant/quant_avx2.h"
 #include "quant/quant_half.h"
-#include "quant/quant_pack.h"
 #include "quant/quant_simd_tables.h"
 #include "quant/quant_wide.h"
 #include "quant/scale_search_internal.h"

@@ -72,9 +72,7 @@ QC_INLINE numbers load_numbers(const qc_form_ops *form)
 /* Returns the number of the code nearest to y. */
 QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
 {
-    const qc_wide rounder = qc_wide_all(0x1.8p23f); /* its lowest bits are an integer */
-    qc_wide q = qc_wide_sub(qc_wide_add(y, rounder), rounder);
-    return qc_wide_between(q, of->lowest, of->highest);
+    return qc_wide_between(qc_wide_round_even(y), of->lowest, of->highest);
 }
 
 /* Returns y less the value of the code nearest to it. table is qc_form_is_table, a constant at each
@@ -139,6 +137,8 @@ static void errors(const qc_search_tables *t, const float *x, uint32_t n, unsign
         errors_of(t, x, n, blocks, form, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
     else if (count == QC_SEARCH_PAIR)
         errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_PAIR, rr);
+    else if (count == QC_SEARCH_SHORT)
+        errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_SHORT, rr);
     else
         errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_CANDIDATES, rr);
 }
@@ -211,14 +211,14 @@ static float encode(const float *x, uint32_t n, unsigned blocks, const qc_form_o
     if (qc_form_is_table(form))
         return encode_table(x, n, blocks, inv, s, codes);
     float largest = 0.0f;
-    for (unsigned b = 0; b < blocks; b++, x += n, codes += n / 8 * form->bits) {
-        const float error =
-            form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], codes)
-                            : encode_numbers(x, n, form, 8, inv[b], s[b], whole ? codes : bytes);
+    uint8_t *to = whole ? codes : bytes;
+    for (unsigned b = 0; b < blocks; b++, x += n, to += form->bits == 4 ? n / 2 : n) {
+        const float error = form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], to)
+                                            : encode_numbers(x, n, form, 8, inv[b], s[b], to);
         largest = error > largest ? error : largest;
-        if (!whole)
-            qc_codes_pack(form->bits, bytes, n, codes);
     }
+    if (!whole)
+        qc_avx2_codes_pack(form->bits, bytes, (uint64_t)blocks * n, codes);
     return largest;
 }
 
@@ -247,7 +247,7 @@ static float encode_row(const float *x, const float *h, uint32_t n, const qc_for
         store_numbers(form, form->bits, to, q);
     }
     if (form->bits != 4 && form->bits != 8)
-        qc_codes_pack(form->bits, bytes, n, codes);
+        qc_avx2_codes_pack(form->bits, bytes, n, codes);
     *ee = qc_wide_fold(ee_sum);
     *xx = qc_wide_fold(xx_sum);
     return qc_wide_largest(largest);

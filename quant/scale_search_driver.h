@@ -542,9 +542,10 @@ static unsigned candidate_count(const qc_form *form, int refits)
         return table ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
     if (form->nested)
         return table ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
-    return table                  ? QC_SEARCH_NF4_LATTICE
-           : form->ops->bits == 4 ? QC_SEARCH_PAIR
-                                  : QC_SEARCH_CANDIDATES;
+    return table                                        ? QC_SEARCH_NF4_LATTICE
+           : form->ops->bits == 4                       ? QC_SEARCH_PAIR
+           : form->ops->bits > 4 && form->ops->bits < 8 ? QC_SEARCH_SHORT
+                                                        : QC_SEARCH_CANDIDATES;
 }
 
 static void search_blocks(const qc_form *form, qc_search_effort effort, const void *src,

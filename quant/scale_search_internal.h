@@ -73,6 +73,7 @@
 #define QC_SEARCH_NF4_LATTICE 5u
 #define QC_SEARCH_PAIR        2u /* NF4's window and the steps of four bits are one */
 #define QC_SEARCH_NF4_WIDE    8u
+#define QC_SEARCH_SHORT       8u /* factors of groups of 5 to 7 bits */
 #define QC_SEARCH_INT8_WIDE   32u
 #define QC_SEARCH_REFIT_COUNT 4u
 #define QC_SEARCH_INT8_TARGET 1.02f
@@ -119,19 +120,20 @@
  * the lowest number has no mirror. The factors for 2, 3, 5, 6 and 7 bits are those that together
  * leave the least error of normal weights, of Student's t and, by rows, of rows with an outlier,
  * chosen one after another from a grid of 0.01 (docs/theory/scale_search.md). 1 and -1 are among
- * them, one of which leaves the largest value exact. Groups of 4 bits have a screen instead. */
+ * them, one of which leaves the largest value exact. Groups of 4 bits have a screen instead; those
+ * of 5 to 7 have eight factors, which are there twice, so that code for sixteen finds the same. */
 #define QC_SEARCH_GROUP_FACTORS                                                                    \
     {                                                                                              \
         {-0.44f, 0.48f,  -0.54f, 0.59f,  -0.62f, 0.67f,  -0.68f, -0.74f,                           \
          0.75f,  -0.79f, 0.82f,  -0.84f, 0.90f,  -0.91f, 1.00f,  -1.00f},                          \
             {0.65f,  -0.68f, 0.75f,  -0.76f, 0.82f,  -0.82f, 0.87f,  -0.87f,                       \
              -0.91f, 0.92f,  -0.95f, 0.97f,  -1.00f, 1.00f,  -1.06f, 1.22f},                       \
-            {0.0f}, {-0.93f, 0.94f,  -0.95f, 0.96f,  -0.97f, 0.98f, -0.98f, 0.99f,                 \
-                     -0.99f, -1.00f, 1.00f,  -1.01f, 1.04f,  1.06f, 1.08f,  1.13f},                \
-            {0.98f, -0.98f, 0.99f, -0.99f, 1.00f, -1.00f, 1.01f, -1.01f,                           \
-             1.02f, 1.03f,  1.04f, 1.06f,  1.07f, 1.10f,  1.11f, 1.14f},                           \
-            {0.99f, -0.99f, 1.00f, -1.00f, 1.01f, 1.02f, 1.03f, 1.04f,                             \
-             1.05f, 1.06f,  1.07f, 1.08f,  1.09f, 1.10f, 1.12f, 1.14f},                            \
+            {0.0f}, {-0.95f, 0.96f, 0.98f, -0.98f, 1.00f, -1.00f, 1.06f, 1.13f,                    \
+                     -0.95f, 0.96f, 0.98f, -0.98f, 1.00f, -1.00f, 1.06f, 1.13f},                   \
+            {0.99f, -0.99f, 1.00f, -1.00f, 1.02f, 1.03f, 1.04f, 1.07f,                             \
+             0.99f, -0.99f, 1.00f, -1.00f, 1.02f, 1.03f, 1.04f, 1.07f},                            \
+            {-0.99f, 1.00f, -1.00f, 1.01f, 1.02f, 1.03f, 1.05f, 1.07f,                             \
+             -0.99f, 1.00f, -1.00f, 1.01f, 1.02f, 1.03f, 1.05f, 1.07f},                            \
             QC_SEARCH_INT8_STEPS                                                                   \
     }
 #define QC_SEARCH_ROW_FACTORS                                                                      \
@@ -214,8 +216,8 @@ typedef struct {
     void (*look)(const float *x, uint32_t n, unsigned blocks,
                  const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
     /* inv and rr: [blocks][count]; rr is folded, for the candidate of that inverse. count is
-     * QC_SEARCH_PAIR, of a table also QC_SEARCH_NF4_LATTICE or _WIDE, of others
-     * QC_SEARCH_CANDIDATES; tables may be NULL for evenly spaced codes. */
+     * QC_SEARCH_PAIR, of a table also QC_SEARCH_NF4_LATTICE or _WIDE, of others QC_SEARCH_SHORT
+     * or QC_SEARCH_CANDIDATES; tables may be NULL for evenly spaced codes. */
     void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
                    const qc_form_ops *form, const float *inv, unsigned count, float *rr);
     /* inv and s: [blocks]. Writes codes as a reader has them; returns the largest |x - x'|. */

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibrate_moments.h"
@@ -147,7 +148,7 @@ qc_status qc_door_open(qc_door **out, qc_arena *arena, const char *path, qc_erro
 {
     qc_door *d = NULL;
     *out = NULL;
-    if (!path || strncmp(path, PREFIX, strlen(PREFIX)) != 0)
+    if (!path || !qc_begins_with(path, PREFIX))
         return QC_OK;
     QC_TRY(qc_arena_alloc(arena, &d, 1, sizeof *d, err));
     qc_status st = qc_door_line_open(&d->line, path, descriptor_of(path), err);

@@ -76,7 +76,7 @@ static int split_long(parse *p, int argc, char **argv, int i)
         it->state = equals ? ITEM_TAKES_NONE : ITEM_FINE;
     } else if (equals) {
         it->value = equals + 1;
-    } else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) {
+    } else if (i + 1 < argc && !qc_begins_with(argv[i + 1], "--")) {
         it->value = argv[i + 1];
         return 1;
     } else {
@@ -304,7 +304,7 @@ static choice_of first_of(const char *condition, qc_command command)
     c.row = row_for(row_named(name, (size_t)(end - name)), command);
     if (c.row && !(c.row->commands & QC_CMD_BIT(command)))
         c.row = NULL;
-    if (*end && strncmp(end, " or ", 4) != 0) {
+    if (*end && !qc_begins_with(end, " or ")) {
         c.values = end + 1;
         c.values_len = (int)strcspn(c.values, " ");
         end = c.values + c.values_len;

@@ -1,5 +1,7 @@
 #include "convert/device/device_wish.h"
 
+#include "base/text.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +11,7 @@
 static int read_index(const char *entry, size_t len, unsigned *out)
 {
     unsigned v = 0;
-    if (len >= 5 && strncmp(entry, "cuda:", 5) == 0) {
+    if (len >= 5 && qc_begins_with(entry, "cuda:")) {
         entry += 5;
         len -= 5;
     }
@@ -27,7 +29,7 @@ static int read_index(const char *entry, size_t len, unsigned *out)
 /* Other programs say "0", "0,1", "gpu" and "gpu:1", so for these it has a suggestion. */
 static qc_status refuse_wish(const char *name, const char *text, qc_error *err)
 {
-    const char *indices = strncmp(text, "gpu:", 4) == 0 ? text + 4 : text;
+    const char *indices = qc_begins_with(text, "gpu:") ? text + 4 : text;
     if (strcmp(text, "gpu") == 0 || strcmp(text, "gpus") == 0 || strcmp(text, "nvidia") == 0)
         QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'; did you mean cuda?", name, text);
     if (*indices >= '0' && *indices <= '9' && strlen(indices) < 64 &&
@@ -39,7 +41,7 @@ static qc_status refuse_wish(const char *name, const char *text, qc_error *err)
 
 static qc_status read_list(qc_device_wish *w, const char *name, qc_error *err)
 {
-    if (strncmp(w->text, "cuda:", 5) != 0)
+    if (!qc_begins_with(w->text, "cuda:"))
         return refuse_wish(name, w->text, err);
     for (const char *entry = w->text;; entry++) {
         size_t len = strcspn(entry, ",");

@@ -157,7 +157,8 @@ const char *qc_family_parameter(const char *name)
     const char *dot = strrchr(name, '.');
     return dot && qc_config_word_in(dot + 1, " weight bias weight_packed weight_scale "
                                              "weight_scale_inv weight_shape weight_zero_point "
-                                             "qweight qzeros scales ")
+                                             "qweight qzeros scales input_scale weight_scale_2 "
+                                             "input_global_scale weight_global_scale ")
                ? dot + 1
                : "";
 }

@@ -43,17 +43,12 @@ static uint64_t rank_kv_heads(const qc_geometry *g, uint32_t ranks)
     return g->kv_heads >= ranks ? g->kv_heads / ranks : 1;
 }
 
-static int is_float(qc_dtype t)
-{
-    return t == QC_DTYPE_F16 || t == QC_DTYPE_BF16 || t == QC_DTYPE_F32 || t == QC_DTYPE_F64;
-}
-
 /* Bits of an element as vLLM holds it. Scales of 8-bit weights and the bias of DeepSeek-V3's
  * choice of experts are in single precision. */
 static unsigned bits_of(const qc_split_tensor *t)
 {
     const char *parameter = qc_family_parameter(t->name);
-    if (!is_float(t->dtype))
+    if (!qc_dtype_is_quantizable(t->dtype))
         return qc_dtype_bits(t->dtype);
     if (strcmp(parameter, "weight_scale_inv") == 0 ||
         (strcmp(parameter, "weight_scale") == 0 && !t->packed) ||
@@ -78,6 +73,9 @@ static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
     const char *parameter = qc_family_parameter(t->name);
     int in_module = *parameter != '\0';
+    if (qc_config_word_in(parameter, " input_scale weight_scale_2 input_global_scale "
+                                     "weight_global_scale "))
+        return t->ndim; /* one number, which every card has */
     /* AWQ and GPTQ have inputs by outputs. */
     if (qc_config_word_in(parameter, " qweight qzeros scales "))
         return split == QC_SPLIT_ROWS ? 0
@@ -87,7 +85,7 @@ static unsigned split_dim(const qc_split_tensor *t, qc_split split)
                    : t->ndim;
     /* gpt-oss: [experts, out, ...], and in 16 bit [experts, in, out] */
     unsigned stack = !in_module && is_expert(t->name);
-    int turned = stack && t->ndim == 3 && is_float(t->dtype);
+    int turned = stack && t->ndim == 3 && qc_dtype_is_quantizable(t->dtype);
     switch (split) {
     case QC_SPLIT_COLUMNS:
         return turned ? 2 : stack;
@@ -331,7 +329,7 @@ static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan
     const qc_segment *s = &segments->segments[segment];
     const char *name = plan->model->tensors[j->source].name;
     if (s->kind == QC_SEGMENT_EXTRA ||
-        (s->follows != QC_NO_SEGMENT && strncmp(name, "lm_head.", strlen("lm_head.")) == 0))
+        (s->follows != QC_NO_SEGMENT && qc_begins_with(name, "lm_head.")))
         return QC_OK;
     if (qc_plugin_serves(j))
         return qc_plugin_bytes(out, plan, j, split, err);

@@ -233,7 +233,7 @@ int qc_card_sold_with(const qc_card *card, uint64_t gigabytes)
         for (const char *s = strchr(lists[i], '-'); s; s = strchr(s + 1, '-')) {
             char *end = NULL;
             if (s[1] >= '0' && s[1] <= '9' && strtoull(s + 1, &end, 10) == gigabytes &&
-                (strncmp(end, "gb", 2) == 0 || strncmp(end, "GB", 2) == 0))
+                (qc_begins_with(end, "gb") || qc_begins_with(end, "GB")))
                 return 1;
         }
     return 0;

@@ -34,12 +34,16 @@ typedef struct {
     char shapes[256]; /* of the first tensor that has another shape */
 } claims;
 
+static int by_layer_of(const place *a, const place *b)
+{
+    const int order = strcmp(a->prefix, b->prefix);
+    return order ? order : (a->number > b->number) - (a->number < b->number);
+}
+
 static int by_place(const void *pa, const void *pb)
 {
     const place *a = pa, *b = pb;
-    int order = strcmp(a->prefix, b->prefix);
-    if (order == 0)
-        order = (a->number > b->number) - (a->number < b->number);
+    const int order = by_layer_of(a, b);
     return order ? order : strcmp(a->rest, b->rest);
 }
 
@@ -63,59 +67,50 @@ static size_t places_of(place *out, const qc_family *f, const qc_checkpoint_tens
     return n;
 }
 
-/* Returns the first place of `of`'s layer whose rest begins with `start`, or NULL; or, with p, the
- * next one behind that. */
-static const place *next_start(const claims *c, const place *of, const char *start, const place *p)
+/* Returns the first place of `of`'s layer whose rest has the first n bytes of its rest, or NULL;
+ * or, with p, the next one behind that. */
+static const place *next_start(const claims *c, const place *of, size_t n, const place *p)
 {
-    place wanted = *of;
-    wanted.rest = start;
     size_t at = p ? (size_t)(p - c->places) + 1 : 0;
     for (size_t high = c->count; !p && at < high;) {
         const size_t middle = at + (high - at) / 2;
-        if (by_place(&c->places[middle], &wanted) < 0)
+        const place *m = &c->places[middle];
+        const int order = by_layer_of(m, of);
+        if (order < 0 || (order == 0 && strncmp(m->rest, of->rest, n) < 0))
             at = middle + 1;
         else
             high = middle;
     }
     p = &c->places[at];
-    return at < c->count && strcmp(p->prefix, of->prefix) == 0 && p->number == of->number &&
-                   strncmp(p->rest, start, strlen(start)) == 0
-               ? p
-               : NULL;
+    return at < c->count && by_layer_of(p, of) == 0 && strncmp(p->rest, of->rest, n) == 0 ? p
+                                                                                          : NULL;
 }
 
 /* Experts lie one by one or in stacks, as loaders and trainers have it. Does the layer have them in
  * the other way than `rest` says? */
 static int has_other_experts(const claims *c, const place *wanted)
 {
-    char start[256];
     const char *at = strstr(wanted->rest, "experts.");
+    const size_t n = at ? (size_t)(at - wanted->rest) + strlen("experts.") : 0;
+    int other = 0;
     if (!at || (at > wanted->rest && at[-1] != '.'))
         return 0;
-    const size_t n = (size_t)(at + 8 - wanted->rest);
-    (void)snprintf(start, sizeof start, "%.*s", (int)n, wanted->rest);
-    for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
-        if (qc_is_digit(p->rest[n]) != qc_is_digit(at[8]))
-            return 1;
-    }
-    return 0;
+    for (const place *p = NULL; !other && (p = next_start(c, wanted, n, p)) != NULL;)
+        other = qc_is_digit(p->rest[n]) != qc_is_digit(wanted->rest[n]);
+    return other;
 }
 
 /* Are there tensors under another name that stand for this one? Norms of old have gamma and beta,
  * a weight that is quantized has codes and scales, and stacks of experts in MXFP4 have blocks. */
 static int has_other_form(const claims *c, const place *wanted)
 {
-    char start[256];
     const char *parameter = qc_family_parameter(wanted->rest);
     const int is_weight = strcmp(parameter, "weight") == 0;
     const size_t n = strlen(wanted->rest) - strlen(parameter);
-    if (n == 0 || n >= sizeof start)
-        return 0;
     const char *alone = is_weight ? "gamma" : *parameter ? "beta" : "_blocks";
-    (void)snprintf(start, sizeof start, "%.*s", (int)n, wanted->rest);
-    for (const place *p = NULL; (p = next_start(c, wanted, start, p)) != NULL;) {
+    for (const place *p = NULL; n > 0 && (p = next_start(c, wanted, n, p)) != NULL;) {
         const char *name = p->rest + n;
-        const int is_code = !strchr(name, '.') || strncmp(name, "weight.", 7) == 0;
+        const int is_code = !strchr(name, '.') || qc_begins_with(name, "weight.");
         if (strcmp(name, alone) == 0 ||
             (is_weight && is_code && !qc_config_word_in(name, " bias beta ")))
             return 1;
@@ -127,23 +122,20 @@ static int has_other_form(const claims *c, const place *wanted)
 static int is_optional(const claims *c, const place *p)
 {
     qc_tensor_class class;
-    if (strncmp(p->prefix, "mtp.", 4) == 0 || qc_ends_with(p->rest, ".weight_scale_inv") ||
+    if (qc_begins_with(p->prefix, "mtp.") || qc_ends_with(p->rest, ".weight_scale_inv") ||
         (p->prefix[0] == '%' && qc_ends_with(p->prefix, "#.") && p->number >= c->layers))
         return 1;
-    if (strncmp(p->rest, "pooler.", 7) == 0)
+    if (qc_begins_with(p->rest, "pooler."))
         return 1;
     /* A table that head and embedding share may stand under the head's name. */
-    if (!c->wants_head && strstr(p->rest, "embed_tokens.") && next_start(c, p, "lm_head.", NULL))
+    const place head_of = {p->prefix, "lm_head.", p->number, NULL};
+    if (!c->wants_head && strstr(p->rest, "embed_tokens.") &&
+        next_start(c, &head_of, strlen(head_of.rest), NULL))
         return 1;
     const int head =
-        strncmp(p->rest, "cls.", 4) == 0 ||
+        qc_begins_with(p->rest, "cls.") ||
         (qc_family_classify(c->family, p->tensor->name, &class) && class.role == QC_ROLE_HEAD);
     return head && !c->wants_head;
-}
-
-static int is_float(qc_dtype d)
-{
-    return d == QC_DTYPE_F16 || d == QC_DTYPE_BF16 || d == QC_DTYPE_F32 || d == QC_DTYPE_F64;
 }
 
 static int have_same_shape(const qc_checkpoint_tensor *a, const qc_checkpoint_tensor *b)
@@ -159,7 +151,7 @@ static void look_for(claims *c, const place *wanted)
     if (!found && !has_other_form(c, wanted) && !is_optional(c, wanted) &&
         !has_other_experts(c, wanted))
         qc_checkpoint_names_add(&c->missing, w->name);
-    if (!found || !is_float(t->dtype) || have_same_shape(t, w) || c->misshapen++ > 0)
+    if (!found || !qc_dtype_is_quantizable(t->dtype) || have_same_shape(t, w) || c->misshapen++ > 0)
         return;
     char has[QC_SHAPE_TEXT_BYTES], wants[QC_SHAPE_TEXT_BYTES];
     (void)snprintf(c->shapes, sizeof c->shapes, "'%.60s' is %.80s and not %.80s", t->name,
@@ -359,7 +351,8 @@ static qc_status check_head(qc_checkpoint *m, const qc_config *c, const qc_famil
         if (qc_ends_with(t->name, "embed_tokens.weight") && ++tables > 0)
             table = t;
     }
-    if (heads != 1 || tables != 1 || head->dtype != table->dtype || !is_float(head->dtype))
+    if (heads != 1 || tables != 1 || head->dtype != table->dtype ||
+        !qc_dtype_is_quantizable(head->dtype))
         return QC_OK;
     QC_TRY(compare(&differ, m, head, table, err));
     if (!differ)

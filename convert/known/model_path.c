@@ -41,7 +41,7 @@ static qc_status count_folders(const char **first, size_t *count, qc_arena *aren
         return QC_OK;
     for (const struct dirent *e = readdir(d); e && st == QC_OK; e = readdir(d)) {
         int folder = 0;
-        if (e->d_name[0] == '.' || strncmp(e->d_name, start, strlen(start)) != 0)
+        if (e->d_name[0] == '.' || !qc_begins_with(e->d_name, start))
             continue;
         st = is_kind_in(&folder, arena, dir, e->d_name, QC_PATH_DIR, err);
         if (st != QC_OK || !folder)

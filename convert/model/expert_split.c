@@ -200,12 +200,12 @@ static qc_status find_of_form(splitter *s, const qc_checkpoint_tensor *t, qc_exp
             continue;
         for (int i = 0; i < 2; i++)
             QC_TRY(find_shape(s, t->name, p, i, dims[i], &states[i], err));
-        p->turned = form == QC_EXPERTS_FLOATS && s->names->traits & QC_EXPERTS_TURNED &&
-                    are_turned_pair(dims);
-        const int unclear =
-            s->names->traits & QC_EXPERTS_BY_SHAPE && dims[1][1] == dims[1][2] && p->turned;
-        *is = !unclear && are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 &&
-              dims[0][2] > 0;
+        const unsigned traits = form == QC_EXPERTS_FLOATS ? s->names->traits : 0;
+        p->turned = traits & QC_EXPERTS_TURNED && are_turned_pair(dims);
+        const int straight = !(traits & QC_EXPERTS_TURNED) || traits & QC_EXPERTS_BY_SHAPE;
+        const int square = dims[1][1] == dims[1][2];
+        *is = (p->turned ? !(traits & QC_EXPERTS_BY_SHAPE && square) : straight) &&
+              are_pair(dims[0], dims[1]) && dims[0][0] > 0 && dims[0][1] > 0 && dims[0][2] > 0;
         memcpy(p->dims, dims[down], sizeof p->dims);
         p->state = states[down];
     }
@@ -412,9 +412,7 @@ int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
     return p.turned ? 2 : 1;
 }
 
-/* Is t a stack of experts, or are the experts' matrices laid end to end (dbrx)? granitemoe and
- * jetmoe call theirs input_linear and output_linear. */
-static int is_stack(const qc_checkpoint_tensor *t)
+int qc_experts_look_stacked(const qc_checkpoint_tensor *t)
 {
     int named = strstr(t->name, "experts.") || strstr(t->name, "moe.");
     if (t->ndim == 3)
@@ -434,7 +432,7 @@ qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error 
     for (size_t i = 0; i < c->tensor_count; i++) {
         const qc_checkpoint_tensor *t = &c->tensors[i];
         int plain = qc_dtype_is_quantizable(t->dtype) && !fp8_only;
-        if (!is_stack(t) || t->bytes == 0 || !(plain || qc_dtype_is_fp8(t->dtype)) ||
+        if (!qc_experts_look_stacked(t) || t->bytes == 0 || !(plain || qc_dtype_is_fp8(t->dtype)) ||
             qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
             continue;
         const int is_known = qc_experts_is_stack(c, t);

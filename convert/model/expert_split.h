@@ -43,6 +43,9 @@ QC_NODISCARD qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stack
  * want them, [experts, in, out]. They are read as values of dtype. Where there are stacks already,
  * or none are turned, it does nothing. */
 QC_NODISCARD qc_status qc_experts_decode(qc_checkpoint *c, qc_dtype dtype, qc_error *err);
+/* Is t, by its name and shape, a stack of experts, or are the experts' matrices laid end to end
+ * (dbrx)? granitemoe and jetmoe call theirs input_linear and output_linear. */
+int qc_experts_look_stacked(const qc_checkpoint_tensor *t);
 /* Do stacks of experts lie as [experts, out, in], in floats as in codes? Else it is not known, or
  * floats lie as [experts, in, out]. */
 int qc_experts_known(const qc_checkpoint *c);

@@ -399,7 +399,8 @@ static qc_status load(const qc_coded_source *src, qc_packed_stripe *s, uint64_t 
 {
     const qc_coded_weight *w = src->w;
     const uint64_t cols = cols_of(w);
-    uint64_t most = STRIPE_ELEMS / cols / QC_AWQ_ROWS * QC_AWQ_ROWS, end = last_row + 1;
+    const uint64_t elems = is_turned(w) ? 4 * STRIPE_ELEMS : STRIPE_ELEMS;
+    uint64_t most = elems / cols / QC_AWQ_ROWS * QC_AWQ_ROWS, end = last_row + 1;
     most = most < QC_AWQ_ROWS ? QC_AWQ_ROWS : most;
     if (s->weight == w && row >= s->first_row && row - s->first_row < s->rows)
         return QC_OK;

@@ -13,8 +13,8 @@
 #include "convert/model/recipe.h"
 #include "quant/quant_ops.h"
 
-/* Some rows of a weight, taken apart. It grows to a million codes, or to 8 rows where those have
- * more. */
+/* Some rows of a weight, taken apart. It grows to a million codes, or to four million where rows
+ * are columns of the file, whose parts are read one by one; or to 8 rows where those have more. */
 typedef struct {
     const qc_coded_weight *weight; /* whose rows these are; NULL: nobody's */
     uint64_t first_row, rows;

@@ -464,7 +464,7 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     } else if (c->role == QC_ROLE_LINEAR && format_obstacle(m, i)) {
         e->why = format_obstacle(m, i);
         e->unasked = 1;
-    } else if (!stack && strcmp(c->why, QC_WHY_STACK) == 0) {
+    } else if (!stack && qc_experts_look_stacked(t)) {
         e->unasked = qc_dtype_is_quantizable(t->dtype);
     }
     if (!is_wanted(m, i)) {

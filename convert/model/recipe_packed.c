@@ -434,9 +434,9 @@ static int fills(const finder *f, qc_coded_weight *w, unsigned bits, uint64_t co
 }
 
 /* Finds the bits and the columns of a packed weight from its words and from weight_shape's columns,
- * where there is one. bits stays 0 where they do not say. Several widths may fit: if a row is short,
- * without a weight_shape, or as 7 and 8 bits once took the same words. Then config.json decides, or
- * the width that is more common. */
+ * where there is one. bits stays 0 where they do not say. Several widths may fit: if a row is
+ * short, without a weight_shape, or as 7 and 8 bits once took the same words. Then config.json
+ * decides, or the width that is more common. */
 static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
 {
     static const unsigned widths[] = {4, 8, 2, 3, 5, 6, 7, 1};

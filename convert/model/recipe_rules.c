@@ -261,7 +261,7 @@ void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *
                    contains(t->name, n.path_len, "patch");
         set(out, conv ? QC_ROLE_CONV : QC_ROLE_OTHER, 0,
             conv                                           ? "convolution"
-            : contains(t->name, strlen(t->name), "expert") ? QC_WHY_STACK
+            : contains(t->name, strlen(t->name), "expert") ? "stack of experts, not 2-D"
                                                            : "not 2-D");
     } else if (equals(n.leaf, n.leaf_len, "bias") || qc_ends_with(n.leaf, "_bias")) {
         set(out, QC_ROLE_BIAS, 0, "bias");
@@ -311,7 +311,7 @@ int qc_rules_predicts_more(const char *name, uint64_t layers)
     }
     for (const char *s = name; s; s = strchr(s, '.')) {
         s += *s == '.';
-        if (strncmp(s, "mtp.", 4) == 0 || strncmp(s, "mtp_", 4) == 0)
+        if (qc_begins_with(s, "mtp.") || qc_begins_with(s, "mtp_"))
             return 1;
     }
     return 0;

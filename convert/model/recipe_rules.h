@@ -18,9 +18,6 @@ typedef struct {
  * weights, while quant_map, nested_quant_map and quant_state take 1.4 kB. */
 #define QC_MIN_GUESSED_DIM 32u
 
-/* Why a stack of experts whose layout nothing here knows stays as it is. */
-#define QC_WHY_STACK "stack of experts, not 2-D"
-
 void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *t,
                        qc_tensor_class *out);
 

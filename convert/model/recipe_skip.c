@@ -67,11 +67,6 @@ static qc_status names_quantized(const qc_skip_list *l, const char *name, int *i
 
 /* ---- other names ---- */
 
-static int begins(const char *s, const char *with)
-{
-    return strncmp(s, with, strlen(with)) == 0;
-}
-
 static qc_status append_other(qc_skip_list *l, const char *name, qc_error *err)
 {
     int taken = 0;
@@ -127,13 +122,14 @@ static qc_status add_towers(qc_skip_list *l, const char *name, qc_error *err)
     QC_TRY(add_vit(l, name, err));
     for (size_t i = 0; i < 2; i++) {
         size_t len = strlen(inner[i]);
-        if (!l->composite && begins(name, inner[i]))
+        if (!l->composite && qc_begins_with(name, inner[i]))
             QC_TRY(append_other(l, name + len, err));
         const char *at = strstr(name, inner[i]);
-        if (at && begins(at + len, inner[i])) /* if it is there twice, the inner one is meant */
+        if (at &&
+            qc_begins_with(at + len, inner[i])) /* if it is there twice, the inner one is meant */
             at += len;
         if (!l->composite || !at || at == name || at[-1] != '.' ||
-            (at - name == 6 && begins(name, "model.")))
+            (at - name == 6 && qc_begins_with(name, "model.")))
             continue;
         QC_TRY(qc_arena_printf(l->arena, &other, err, "%.*s%s", (int)(at - name), name, at + len));
         QC_TRY(append_other(l, other, err));
@@ -195,7 +191,7 @@ static qc_status add_in_memory(qc_skip_list *l, const char *type, const char *na
         const int first = *from == '^';
         from += first;
         if (qc_config_word_in(type, in_memory[row].types))
-            at = !first ? strstr(name, from) : begins(name, from) ? name : NULL;
+            at = !first ? strstr(name, from) : qc_begins_with(name, from) ? name : NULL;
     }
     if (!at) {
         QC_TRY(qc_arena_strndup(l->arena, &other, name, strlen(name) - 1, err));
@@ -224,17 +220,17 @@ static qc_status add_parts(qc_skip_list *l, const char *name, qc_error *err)
     if (strcmp(name, "language_model") == 0 || strcmp(name, "model.language_model") == 0)
         return append(l, name[0] == 'l' ? "model.language_model" : "language_model", err);
     for (size_t i = 0; i < 2; i++) {
-        if (!begins(name, swaps[i].from))
+        if (!qc_begins_with(name, swaps[i].from))
             continue;
         QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", swaps[i].to,
                                name + strlen(swaps[i].from)));
         return add_towers(l, other, err);
     }
-    if (!begins(name, "model.")) {
+    if (!qc_begins_with(name, "model.")) {
         QC_TRY(qc_arena_printf(l->arena, &other, err, "model.%s", name));
         return add_towers(l, other, err);
     }
-    if (!begins(name, "model.layers."))
+    if (!qc_begins_with(name, "model.layers."))
         return add_towers(l, name + strlen("model."), err);
     if (l->has_language_model)
         return QC_OK;
@@ -247,7 +243,7 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
     QC_TRY(append(l, name, err));
     const char *from = NULL, *to = NULL, *other = NULL;
     for (unsigned n = 0; l->table && qc_family_rename(l->table, n, &from, &to); n++) {
-        if (!begins(name, from))
+        if (!qc_begins_with(name, from))
             continue;
         QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", to, name + strlen(from)));
         QC_TRY(append_other(l, other, err));
@@ -385,7 +381,7 @@ const char *qc_skip_key(const qc_json_node *quantization)
         if (qc_json_get(quantization, keys[i]))
             return keys[i];
     }
-    if (strcmp(method, "compressed-tensors") == 0 || strncmp(method, "modelopt", 8) == 0)
+    if (strcmp(method, "compressed-tensors") == 0 || qc_begins_with(method, "modelopt"))
         return "ignore";
     return strcmp(method, "bitsandbytes") == 0 ? bnb : common;
 }

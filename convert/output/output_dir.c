@@ -1,6 +1,7 @@
 #include "convert/output/output_dir.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/output/dir_lock.h"
 #include "formats/text_file.h"
@@ -17,14 +18,9 @@
 #define ASIDE_NAME     ".aside"
 #define JOURNAL_PREFIX "journal-"
 
-static int begins_with(const char *name, const char *prefix)
-{
-    return strncmp(name, prefix, strlen(prefix)) == 0;
-}
-
 static int is_lock_name(const char *name)
 {
-    return strcmp(name, QC_LOCK_NAME) == 0 || begins_with(name, QC_LOCK_NAME "-");
+    return strcmp(name, QC_LOCK_NAME) == 0 || qc_begins_with(name, QC_LOCK_NAME "-");
 }
 
 /* Manifests tell which files have moved. */
@@ -143,7 +139,7 @@ static qc_status see_journal(void *ctx, const char *name, qc_error *err)
 {
     qc_output_dir *d = ctx;
     (void)err;
-    d->had_journal |= begins_with(name, JOURNAL_PREFIX);
+    d->had_journal |= qc_begins_with(name, JOURNAL_PREFIX);
     return QC_OK;
 }
 
@@ -224,8 +220,8 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
 static qc_status staged_name(const qc_output_dir *d, const char *name, const char **staged,
                              qc_error *err)
 {
-    const int is_taken = is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) ||
-                         begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
+    const int is_taken = is_lock_name(name) || qc_begins_with(name, JOURNAL_PREFIX) ||
+                         qc_begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
     return qc_arena_printf(d->arena, staged, err, QC_STAGING_NAME "/%s%s",
                            is_taken ? ASIDE_NAME "/" : "", name);
 }
@@ -416,13 +412,13 @@ void qc_output_dir_leave(qc_output_dir *d)
 
 static int is_no_journal(const char *name)
 {
-    return !begins_with(name, JOURNAL_PREFIX) ||
+    return !qc_begins_with(name, JOURNAL_PREFIX) ||
            !strchr("0123456789", name[strlen(JOURNAL_PREFIX)]);
 }
 
 static int is_no_part_lock(const char *name)
 {
-    return !begins_with(name, QC_LOCK_NAME "-");
+    return !qc_begins_with(name, QC_LOCK_NAME "-");
 }
 
 /* Removes the journals first, so that a process that dies while it removes the rest leaves nothing

@@ -181,7 +181,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     out->compressed = p->options->compress;
     out->placed = p->device_names != NULL;
     for (uint32_t i = 0; i < p->device_count; i++)
-        out->placed &= strncmp(p->device_names[i], "cuda:", 5) == 0;
+        out->placed &= qc_begins_with(p->device_names[i], "cuda:");
     out->remote_code = config && qc_json_get(config, "auto_map") != NULL;
     const char *class_name = qc_diffusers_class(p->model);
     out->library = class_name ? "diffusers" : "transformers";

@@ -18,7 +18,7 @@ qc_status qc_target_file_check(const char *option, const char *path, qc_error *e
     if (!path)
         return QC_OK;
     /* A link to something that is open already, such as /dev/stdout, must not be renamed over. */
-    const int is_system = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
+    const int is_system = qc_begins_with(path, "/dev/") || qc_begins_with(path, "/proc/");
     const int is_stream = is_system && lstat(path, &s) == 0 && S_ISLNK(s.st_mode);
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind == QC_PATH_DIR)

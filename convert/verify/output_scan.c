@@ -133,7 +133,7 @@ static qc_status judged(scan *s, qc_status st, const qc_error *why, const char *
     if (st == QC_ERR_CHECK) {
         const size_t len = strlen(subject);
         const int named =
-            strncmp(why->msg, subject, len) == 0 && strncmp(why->msg + len, ": ", 2) == 0;
+            strncmp(why->msg, subject, len) == 0 && qc_begins_with(why->msg + len, ": ");
         return problem(s, err, what, "%s", why->msg + (named ? len + 2 : 0));
     }
     return qc_error_pass(err, why, st);

@@ -9,8 +9,10 @@ import struct
 import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, at_call, tree
+from qconv_case import ROOT, SANITIZED
 from test_integers import Weight, awq, gptq
 import make_checkpoint as mk
+import moments
 
 L = "model.layers.0."
 SHAPES = {"self_attn.q_proj": [64, 256], "self_attn.k_proj": [8, 256], "self_attn.o_proj": [256, 128],
@@ -101,6 +103,23 @@ class Awq(OutputCase):
         self.ok("-q", *PLAIN, "--to", "int4", "--format", "awq", "m", "o")
         out = mk.read_checkpoint(self.path("o"))
         self.assertEqual({t[0] for n, t in out.items() if n.endswith(".scales")}, {"F16"})
+
+    @unittest.skipIf(SANITIZED, "long, and unit_error_feedback has it")
+    def test_calibrated(self):
+        """What was solved for a row goes to its place."""
+        model = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
+        folder = self.path("m")
+        shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        tensors = {n: ("F16", shape, mk.encode("F16", mk.decode(dtype, data)))
+                   for n, (dtype, shape, data) in mk.read_checkpoint(model).items()}
+        mk.write_safetensors(os.path.join(folder, "model.safetensors"), tensors)
+        moments.of_model(folder, self.path("h.safetensors"), two=True)
+        for form in ("awq", "compressed-tensors"):
+            self.ok("-q", *PLAIN, "--to", "int4", "--block-size", "32", "--format", form, "--hessians", "h.safetensors", "m", form)
+            self.ok("-q", *PLAIN, "--to", "fp16", form, form + "-16")
+        self.assertEqual(*(mk.read_checkpoint(self.path(form + "-16")) for form in ("awq", "compressed-tensors")))
+        report = json.loads(self.ok("verify", "--json", "awq", "--against", "m"))
+        self.assertTrue(report["ok"] and report["quantized"] > 0, report)
 
     def test_verified_inspected_unpacked(self):
         self.source()

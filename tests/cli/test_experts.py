@@ -157,7 +157,9 @@ class Experts(Mixture):
                    down: ("BF16", [3, 96, 64], mk.random_bytes("BF16", [3, 96, 64], self.rng)),
                    "model.layers.0.self_attn.q_proj.weight": ("BF16", [96, 96], mk.random_bytes("BF16", [96, 96], self.rng))}
         self.model(tensors, {"model_type": "granitemoe", "num_local_experts": 3, "torch_dtype": "bfloat16"})
-        said = self.warned("--to", "nf4", *PLAIN, "m", "kept")
+        r = self.run_qconv("--to", "nf4", *PLAIN, "m", "kept")
+        said = r.stderr.decode()
+        self.assertEqual(r.returncode, 4)
         self.assertIn("2 stacks of experts", said)
         self.assertIn("--experts stacked quantizes them to nf4 and int8", said)
         out = self.made("o", *FORMS["absmax"], "--experts", "stacked", "m")
@@ -266,6 +268,11 @@ class Turned(Mixture):
             self.assertEqual(back[0][path + "down_proj"], turned([1, *down[1]], down[2]))
             self.assertEqual(back[0][path + "gate_up_proj"],
                              turned([1, 2 * shapes["inner"], shapes["hidden"]], gate[2] + up[2]))
+
+    def test_plan(self):
+        """Experts of a model that is known by its id are counted as codes: 4.5 bits of each, and 4 GB that stay."""
+        planned = json.loads(self.ok("plan", "--json", "--to", "nf4", "--no-double-quant", "Llama-4-Scout-17B-16E-Instruct"))
+        self.assertAlmostEqual(planned["weight_bytes"] / (108641793536 * 4.5 / 8), 1, delta=0.06)
 
     def test_alternating_rows(self):
         """gpt-oss': gate and up alternate, so there are stacks alone, with and without the option."""

@@ -125,6 +125,16 @@ class Targets(Case):
             said = self.run_qconv("--force", *PLAIN, "--to", to, MODELOPT, "o").stderr.decode()
             self.assertEqual(len(re.findall("10 weights of modelopt are in nvfp4 already", said)), count, said)
 
+    def test_planned(self):
+        """Without --to a plan keeps it, as it does other weights of 4 bits, also where it is split over cards."""
+        for name in (CT, MODELOPT):
+            self.source(name, num_hidden_layers=1, hidden_size=64, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+                        vocab_size=8, moe_intermediate_size=32, num_experts_per_tok=1)
+            for options in (["--vram", "8GB"], ["--vram", "2x8GB", "--tp", "2"]):
+                plan = json.loads(self.ok("plan", "--json", "--incomplete", *options, name))
+                self.assertEqual(plan["to"], "keep")
+                self.assertEqual(list(plan["schemes"]), ["keep"])
+
     def test_inspected(self):
         for name, weights in ((CT, 18432), (MODELOPT, 18432), (STACKS, 5376)):
             self.source(name)

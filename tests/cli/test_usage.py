@@ -262,7 +262,7 @@ class Wrong(QconvCase):
                 (["--to", "nf4", *ct], "--format compressed-tensors needs --to int2, int3, int4, int5, int6, int7, int8 or auto"),
                 (["--to", "int4", "--format", "bitsandbytes"], "--format bitsandbytes does not go with --to int4: "
                  "it has --to nf4, of 4 bits, and --to int8"),
-                (["--to", "auto"], "--to auto needs --vram or --bits"),
+                (["--to", "auto"], "--to auto needs --vram or --bits: the devices that the model has to fit, or the average bits of a weight"),
                 (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
                  "--to auto, which chooses it; see --schemes"),
                 (["--to", "nf4", "--hessians", "h", "--part", "2/2"], "--hessians does not go with "

@@ -11,7 +11,8 @@ TEST(every_row_makes_sense)
         assert_string_equal(qc_scheme_name((qc_scheme)s), row->name);
         assert_int_equal(qc_scheme_is_quantized((qc_scheme)s), row->bits != 0);
         assert_int_equal(row->form != NULL, row->bits != 0);
-        const int packed = row->format == QC_FORMAT_COMPRESSED_TENSORS;
+        const int awq = row->format == QC_FORMAT_AWQ;
+        const int packed = awq || row->format == QC_FORMAT_COMPRESSED_TENSORS;
         assert_int_equal(row->quant_type != NULL, row->bits && !row->by_rows && !packed);
         assert_int_equal(row->state_suffix != NULL, row->quant_type != NULL);
         assert_true(row->role_tensors & 1u << QC_ROLE_TENSOR_MAIN);
@@ -24,7 +25,8 @@ TEST(every_row_makes_sense)
         assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SCB & 1, row->by_rows && !packed);
         assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SCALE & 1, packed);
         assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SHAPE & 1,
-                         packed && row->code_dtype == QC_DTYPE_I32);
+                         packed && !awq && row->code_dtype == QC_DTYPE_I32);
+        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_ZEROS & 1, awq);
         assert_int_equal(row->form->integer, packed);
         assert_int_equal(row->activation_bits != 0, packed);
         assert_true(row->bits >= 2 && row->bits <= 8);
