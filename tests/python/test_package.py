@@ -368,7 +368,7 @@ class Progressing(Case):
         text = StringIO()
         with mock.patch.dict(sys.modules, {"tqdm.auto": None}), redirect_stderr(text):
             qconv.convert(MODEL, "o", to="nf4", progress=True)
-        self.assertRegex(text.getvalue(), r"(?m)^qconv: converting 100%\n\Z")
+        self.assertRegex(text.getvalue(), r"(?m)^qconv: converting 100%, 0:00 left\n\Z")
 
 
 class Interrupted(Case):
