@@ -269,6 +269,11 @@ class Turned(Mixture):
             self.assertEqual(back[0][path + "gate_up_proj"],
                              turned([1, 2 * shapes["inner"], shapes["hidden"]], gate[2] + up[2]))
 
+    def test_plan(self):
+        """Experts of a model that is known by its id are counted as codes: 4.5 bits of each, and 4 GB that stay."""
+        planned = json.loads(self.ok("plan", "--json", "--to", "nf4", "--no-double-quant", "Llama-4-Scout-17B-16E-Instruct"))
+        self.assertAlmostEqual(planned["weight_bytes"] / (108641793536 * 4.5 / 8), 1, delta=0.06)
+
     def test_alternating_rows(self):
         """gpt-oss': gate and up alternate, so there are stacks alone, with and without the option."""
         _, fused = self.both("gpt_oss")

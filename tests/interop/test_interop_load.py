@@ -73,7 +73,7 @@ def restored_by_qconv(kind, folder, config):
         tensors = _loading.read(reader, _loading.Places(folder, reader, "cpu", None), 0, False)
     config = copy.deepcopy(config)
     del config.quantization_config
-    state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, _) in tensors.items()}), kind, config, torch.float32)
+    state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, *_) in tensors.items()}), kind, config, torch.float32)
     state = {n: t.dequantize() if isinstance(t, QuantizedTensor) else t for n, t in state.items()}
     return kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32,
                                 experts_implementation="eager").eval()
