@@ -430,7 +430,7 @@ class Ways(LoraCase):
     def test_plan(self):
         a = json.loads(self.ok("plan", "--json", "m", "--vram", "1GB"))
         b = json.loads(self.ok("plan", "--json", "m", "--vram", "1GB", "--lora", "a"))
-        self.assertEqual(a, b)
+        self.assertEqual(a, {**b, "convert": b["convert"].replace("--lora a ", "")})
         self.fails(3, "plan", "m", "--vram", "1GB", "--lora", "none", has="none: expected the folder")
 
 

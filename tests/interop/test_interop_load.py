@@ -8,6 +8,7 @@ that qconv writes. Faults are planted, and have to end in one exception with one
 import contextlib
 import copy
 import functools
+import importlib.metadata
 import io
 import json
 import os
@@ -637,11 +638,16 @@ class Faults(unittest.TestCase):
 
     def test_versions(self):
         out, _ = form_of("nf4")
-        with mock.patch.object(sys.modules["transformers"], "__version__", "4.40.1"):
-            self.refused(qconv.UsageError, r"takes transformers 4\.57 or later, and 4\.40\.1 is installed", out)
+        installed = qconv._stream_needs.version
+        with mock.patch.object(qconv._stream_needs, "version", lambda name: {"transformers": "4.40.1"}.get(name, "9.9")):
+            self.refused(qconv.UsageError, r"needs transformers 4\.57 or later, and this is 4\.40\.1: pip install", out)
         for package in ("torch", "transformers"):
-            with mock.patch.dict(sys.modules, {package: None}):
-                self.refused(qconv.UsageError, f"{package} is not installed", out)
+            def lacking(name, package=package):
+                if name == package:
+                    raise importlib.metadata.PackageNotFoundError(name)
+                return installed(name)
+            with mock.patch.object(qconv._stream_needs, "version", lacking):
+                self.refused(qconv.UsageError, f"the Python package {package}, which is missing: pip install", out)
         with mock.patch.object(qconv._library, "INTERFACE", "9.9"), unlocked():
             self.refused(qconv.ProgramError, "this package is for 9.9", out)
         with mock.patch.dict(os.environ, {"QCONV_LIBRARY": str(out / "config.json")}), unlocked():
