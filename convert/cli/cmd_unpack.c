@@ -326,7 +326,7 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     QC_TRY(st);
     if (complete)
         return QC_OK;
-    return qc_scan_report(
-        &o->call, &(qc_scan_subject){"unpacked", o->model, o->out ? o->out : o->model, NULL},
-        &result, (double)(qc_clock_ns() - started) * 1e-9, err);
+    return qc_scan_report(&o->call,
+                          &(qc_scan_subject){"unpacked", o->model, o->out ? o->out : o->model},
+                          &result, (double)(qc_clock_ns() - started) * 1e-9, err);
 }

@@ -71,7 +71,6 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
 {
     qc_manifest m;
     qc_against_result r;
-    qc_code_counts counts = {0};
     qc_progress *progress = NULL;
     uint64_t total = 0;
     int found = 0;
@@ -79,11 +78,8 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     QC_TRY(count_bytes(o, &m, found, &total, err));
     qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->model, o->against,
                       found ? "as its manifest says" : "by names, as it has no manifest");
-    const qc_against_options how = {.out = o->model,
-                                    .model = o->against,
-                                    .loras = o->loras,
-                                    .manifest = found ? &m : NULL,
-                                    .codes = o->count_codes ? &counts : NULL};
+    const qc_against_options how = {
+        .out = o->model, .model = o->against, .loras = o->loras, .manifest = found ? &m : NULL};
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
     qc_status st = qc_against_run(&r, &o->call, &how, progress, err);
     double seconds = qc_progress_seconds(progress);
@@ -174,7 +170,6 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
         return verify_against(o, err);
     qc_manifest m;
     qc_scan_result result;
-    qc_code_counts counts, *codes = o->count_codes ? &counts : NULL;
     qc_progress *progress = NULL;
     uint64_t total = 0;
     QC_TRY(qc_manifest_load(&m, o->call.arena, o->model, err));
@@ -185,15 +180,8 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
                       m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
                       qc_plural(m.shard_count), m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
-    qc_scan_options so = {.threads = o->call.threads,
-                          .sink = codes ? qc_code_counts_sink : NULL,
-                          .sink_ctx = codes,
-                          .progress = progress};
-    qc_status st = QC_OK;
-    if (codes)
-        st = qc_code_counts_open(codes, o->call.arena, o->model, &m, err);
-    if (st == QC_OK)
-        st = qc_scan_output(&result, o->call.arena, o->model, &m, &so, err);
+    const qc_scan_options so = {.threads = o->call.threads, .progress = progress};
+    qc_status st = qc_scan_output(&result, o->call.arena, o->model, &m, &so, err);
     if (st == QC_OK)
         st = scan_twins(o, &m, &result, err);
     if (st == QC_OK)
@@ -202,7 +190,7 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
     qc_progress_destroy(progress);
     QC_TRY(st);
     QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_scan_report(&o->call, &(qc_scan_subject){"verified", o->model, NULL, codes}, &result,
+    QC_TRY(qc_scan_report(&o->call, &(qc_scan_subject){"verified", o->model, NULL}, &result,
                           seconds, err));
     if (result.problem_count > 0)
         QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, result.first.what, result.first.why,

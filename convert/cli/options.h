@@ -41,7 +41,6 @@ typedef struct {
     qc_loras loras;            /* merged into MODEL */
     const char *recipe_file;   /* --recipe FILE, whose rules come first among the rules; or NULL */
     const char *device_map;    /* plan --device-map FILE, or NULL */
-    int count_codes;           /* verify --codes */
     unsigned engines;          /* --for: bit e for qc_engine e; 0 where it was not given */
     const char *for_convert;   /* plan: those of its options that convert has, for a shell */
     const char *as;            /* hardware: --as, or NULL */

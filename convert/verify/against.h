@@ -14,7 +14,6 @@
 #include "convert/adapter/adapters.h"
 #include "convert/model/recipe.h"
 #include "convert/term/call.h"
-#include "convert/verify/code_counts.h"
 #include "convert/verify/output_scan.h"
 #include "quant/quant_ops.h"
 
@@ -95,7 +94,6 @@ typedef struct {
     const char *out, *model;     /* the two that are compared */
     qc_loras loras;              /* merged into MODEL */
     const qc_manifest *manifest; /* OUT's, or NULL */
-    qc_code_counts *codes;       /* gets how often OUT's codes occur; or NULL */
 } qc_against_options;
 
 /* Compares OUT with MODEL. What is wrong with OUT is in *result, and the status is QC_OK.

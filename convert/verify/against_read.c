@@ -300,8 +300,6 @@ qc_status qc_against_frame(qc_against *a, unsigned thread, uint32_t tensor,
 {
     qc_against_tensor *t = &a->tensors[tensor];
     work w = {.t = t, .offset = frame->at, .bytes = content, .len = frame->content_bytes};
-    if (a->o->codes)
-        qc_code_counts_add(a->o->codes, tensor, w.offset, content, w.len);
     if (t->row.kind == QC_AGAINST_STATE || t->row.fault)
         return QC_OK;
     w.piece = (uint32_t)(w.offset / t->piece_bytes);

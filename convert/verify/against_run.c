@@ -97,9 +97,7 @@ static qc_status open_output(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->output, a->o->out, err));
     QC_TRY(qc_stored_find_codes(&a->in_output, &a->out_coded, a->arena, a->output, err));
-    QC_TRY(find_awq(a, err));
-    return a->o->codes ? qc_code_counts_make(a->o->codes, a->arena, a->output, &a->in_output, err)
-                       : QC_OK;
+    return find_awq(a, err);
 }
 
 /* Reports an OUT that is not a checkpoint. If it has a manifest, it was one once: then r->scan says

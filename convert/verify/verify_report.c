@@ -36,10 +36,8 @@ static void put_head(qc_json_writer *w, const char *verb, const char *path, cons
     }
 }
 
-static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double seconds)
+static qc_status end_json(qc_json_writer *w, double seconds)
 {
-    if (codes)
-        qc_code_counts_put(w, codes);
     qc_json_put_number(w, "seconds", seconds);
     return qc_json_end_text(w);
 }
@@ -64,7 +62,7 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of, const q
         qc_json_put_u64(&w, "files", m->file_count);
         qc_json_put_u64(&w, "content_bytes", r->content_bytes);
         qc_json_put_u64(&w, "stored_bytes", r->stored_bytes);
-        st = end_json(&w, of->codes, seconds);
+        st = end_json(&w, seconds);
     } else if (r->problem_count && !call->quiet) {
         qc_strbuf_show(&out, "%s: DAMAGED: %" PRIu64 " problem%s; copy or convert it again\n",
                        of->path, r->problem_count, qc_plural(r->problem_count));
@@ -326,7 +324,7 @@ qc_status qc_against_report(const qc_call *call, const qc_against_options *o,
         for (size_t i = 0; i < r->count; i++)
             put_row(&w, &r->rows[i]);
         qc_json_end(&w);
-        st = end_json(&w, o->codes, seconds);
+        st = end_json(&w, seconds);
     } else if (!call->quiet) {
         st = write_text(&out, call, o, r, seconds, err);
     }

@@ -12,7 +12,6 @@ typedef struct {
     const char *verb; /* "verified" or "unpacked" */
     const char *path;
     const char *unpacked_to; /* or NULL */
-    qc_code_counts *codes;   /* for JSON only; NULL: none were counted */
 } qc_scan_subject;
 
 QC_NODISCARD qc_status qc_scan_report(const qc_call *call, const qc_scan_subject *of,

@@ -357,18 +357,6 @@ class Commands(OutputCase):
                 error = (sum((a - b) ** 2 for a, b in zip(x, y)) / sum(a * a for a in x)) ** 0.5
                 self.assertAlmostEqual(row["weight_error"] / error, 1, delta=1e-5)
 
-    def test_counts(self):
-        """verify --codes counts what the files hold."""
-        for scheme, bits, block, _, options in self.FORMS.values():
-            for out in self.outputs(options):
-                if not os.path.isdir(self.path(out)):
-                    continue
-                counted = self.asked("verify", out, "--codes", "--against", "m")["codes"]
-                want = self.codes("p" if out == "z" else out)
-                self.assertEqual({c["name"].replace("_packed", ""): c["counts"] for c in counted}, {
-                    name.replace("_packed", ""): [codes.count(i) for i in range(-1 << bits - 1, 1 << bits - 1)]
-                    for name, codes in want.items()})
-
     def codes(self, out):
         """The codes of each weight."""
         found = {}

@@ -72,7 +72,6 @@ class Names(OutputCase):
                      ["verify", "-v", "--against", m, "o" + EVIL],
                      ["verify", "--json", "--against", m, "o" + EVIL],
                      ["inspect", "o" + EVIL], ["inspect", "--json", "o" + EVIL],
-                     ["verify", "o" + EVIL, "--json", "--codes"],
                      ["unpack", "--json", "o" + EVIL, "u" + EVIL]):
             r = self.run_checked(2 if "--explain" in args else 0, *args)
             if "--explain" in args:

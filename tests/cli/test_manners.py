@@ -309,7 +309,7 @@ class Limits(QconvCase):
 
     COMMANDS = [["--help"], ["hardware"], ["inspect", "o"], ["verify", "o"],
                 ["verify", "o", "--against", "m"], ["plan", "m", "--vram", "1GB"],
-                ["verify", "o", "--json", "--codes"], ["validate", "o", "--against", "m"],
+                ["validate", "o", "--against", "m"],
                 ["unpack", "--force", "o", "u"], ["--force", "--to", "nf4", "m", "p"],
                 ["--force", "--to", "auto", "--vram", "2GB", "m", "p"]]
 

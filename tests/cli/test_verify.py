@@ -80,37 +80,6 @@ class Verify(OutputCase):
             for threads in ("1", "2", "9"):
                 self.ok("verify", "-q", "--threads", threads, "o")
 
-    def test_codes(self):
-        """--codes counts those of the files, also of an odd number of weights; nothing else changes."""
-        shapes = {"a.0.weight": [33, 65], "a.1.weight": [7, 96], "b.0.weight": [40, 64]}
-        self.model({name: ("BF16", shape, mk.random_bytes("BF16", shape, random.Random(i)))
-                    for i, (name, shape) in enumerate(shapes.items())})
-        for to in (["nf4"], ["int8"], ["nf4", *PLAIN], ["int8", "--block-size", "64"]):
-            shutil.rmtree(self.path("u"), ignore_errors=True)
-            self.ok("-q", "--force", "--quantize", "*", "--to", *to, "m", "c")
-            self.ok("-q", "unpack", "c", "u")
-            stored = mk.read_checkpoint(self.path("u"))
-            want = []
-            for name, (rows, cols) in sorted(shapes.items()):
-                data = stored[name][2]
-                codes = [c for b in data for c in (b >> 4, b & 15)] if to[0] == "nf4" else [(b + 128) % 256 for b in data]
-                codes = codes[:rows * cols]
-                want.append({"name": name, "counts": [codes.count(i) for i in range(16 if to[0] == "nf4" else 256)]})
-            for args in (["c"], ["u"], ["c", "--threads", "1"], ["c", "--against", "m"]):
-                plain = json.loads(self.ok("verify", *args, "--json"))
-                counted = json.loads(self.ok("verify", *args, "--json", "--codes"))
-                self.assertEqual(counted.pop("codes"), want, (to, args))
-                plain["seconds"] = counted["seconds"]
-                self.assertEqual(counted, plain)
-            os.remove(self.path("u", "qconv.json"))
-            self.assertEqual(json.loads(self.ok("verify", "u", "--json", "--codes", "--against", "m"))["codes"], want)
-        self.usage("verify", "c", "--codes", has="--codes needs --json", command="verify")
-        self.ok("-q", "--force", "--to", "nf4", "--quantize", "*", *PLAIN, "m", "c")
-        with open(self.path("c", "model.safetensors"), "r+b") as f:
-            f.write(b"\xff")  # no checkpoint any more
-        r = self.run_qconv("verify", "c", "--json", "--codes")
-        self.assertEqual((r.returncode, json.loads(r.stdout)["codes"]), (4, []))
-
     def test_missing_files(self):
         for form in self.outputs():
             for name in tree(self.path("o")):
