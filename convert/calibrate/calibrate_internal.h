@@ -86,8 +86,7 @@ QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, i
  * wanted; g: of its outputs, or NULL. */
 QC_NODISCARD qc_status qc_calibrate_weight(qc_calibrator *k, uint32_t number,
                                            const qc_feedback_outputs *g, qc_error *err);
-/* Predict the seconds that one factor takes, and one weight. block: as of qc_calibrate_set. */
-double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
+/* Predicts the seconds that one weight takes. block: as of qc_calibrate_set. */
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
 

@@ -59,7 +59,8 @@ qc_status qc_moments_begin(qc_moments *m, qc_calibrator *k, qc_error *err)
     return QC_OK;
 }
 
-uint32_t qc_moments_find(const qc_moments *m, const char *module)
+/* Finds a weight by the name that its moments have; QC_NO_JOB: there is none. */
+static uint32_t find_module(const qc_moments *m, const char *module)
 {
     const qc_moments_name key = {.module = module}, *found = NULL;
     if (m->name_count > 0)
@@ -89,7 +90,7 @@ static qc_status check_names(const qc_moments *m, qc_error *err)
     const uint32_t count = qc_hessians_count(m->h);
     uint32_t strangers = 0, first = 0;
     for (uint32_t i = count; i-- > 0;) {
-        if (qc_moments_find(m, qc_hessians_name(m->h, i)) != QC_NO_JOB)
+        if (find_module(m, qc_hessians_name(m->h, i)) != QC_NO_JOB)
             continue;
         strangers++;
         first = i;
@@ -130,7 +131,7 @@ static qc_status find_outputs(qc_moments *m, qc_moments_pair *p, qc_error *err)
 static qc_status sort_module(qc_moments *m, uint32_t i, int two, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
-    qc_moments_pair p = {.number = qc_moments_find(m, qc_hessians_name(m->h, i)), .module = i};
+    qc_moments_pair p = {.number = find_module(m, qc_hessians_name(m->h, i)), .module = i};
     const qc_job j = qc_calibrated_weight(plan, p.number);
     char name[QC_CALIBRATED_NAME_BYTES];
     uint64_t n = 0, tokens = 0;

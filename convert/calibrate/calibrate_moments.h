@@ -49,8 +49,6 @@ typedef struct {
 /* Lists the names of all weights, in the calibrator's arena. What the store holds counts as
  * seen. */
 QC_NODISCARD qc_status qc_moments_begin(qc_moments *m, qc_calibrator *k, qc_error *err);
-/* Finds a weight by such a name; QC_NO_JOB: there is none. */
-uint32_t qc_moments_find(const qc_moments *m, const char *module);
 
 /* Opens a file, checks it against the plan, and sorts its weights into those to be made and those
  * that are left. QC_ERR_INPUT where it is of another model, QC_ERR_SHAPE where a shape is wrong.

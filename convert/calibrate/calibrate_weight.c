@@ -71,7 +71,7 @@ qc_status qc_calibrate_check_room(const qc_calibrator *k, const qc_calibrate_out
 
 /* ---- sizes and times ---- */
 
-double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross)
+static double factor_seconds(const qc_calibrator *k, uint64_t n, int cross)
 {
     return qc_feedback_open_flops(n, cross) * k->speed.dual * k->speed.factor_slower;
 }
@@ -105,7 +105,7 @@ void qc_calibrate_one_ahead(const qc_calibrator *k, const qc_calibrate_one *one,
     const uint64_t n = j.form.cols;
     if (factor) {
         a->operations += qc_feedback_open_flops(n, one->cross);
-        a->seconds += qc_calibrate_factor_seconds(k, n, one->cross);
+        a->seconds += factor_seconds(k, n, one->cross);
     }
     a->operations += weight_flops(k, one->number, one->cross, one->block);
     a->seconds += qc_calibrate_weight_seconds(k, one->number, one->cross, one->block);
@@ -145,7 +145,7 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
                           "inputs of '%s': %" PRIu64 " of %" PRIu64
                           " are zero in every token, so their weights are rounded to nearest",
                           name, info.dead, n);
-    qc_calibrate_progress(k, qc_calibrate_factor_seconds(k, n, cross));
+    qc_calibrate_progress(k, factor_seconds(k, n, cross));
     return QC_OK;
 }
 

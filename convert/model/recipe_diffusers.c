@@ -86,8 +86,11 @@ static int has_component(const char *name, const char *key)
     }
 }
 
-size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
-                              uint32_t out[QC_NAMESAKES_MAX])
+/* Finds the weights (indices) of modules at the top of the model that share their name with the
+ * module of the weight `name`. If one of them is on diffusers' skip list, diffusers leaves that
+ * module plain too: "proj_out.weight" does this to "blocks.0.proj_out.weight". */
+static size_t find_namesakes(const qc_checkpoint *model, const char *name,
+                             uint32_t out[QC_NAMESAKES_MAX])
 {
     static const char leaf[] = ".weight";
     char other[QC_DIFFUSERS_NAME_MAX + sizeof leaf];
@@ -115,7 +118,7 @@ size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
 static void settle_namesakes(const qc_checkpoint *model, qc_tensor_class *classes, size_t i)
 {
     uint32_t same[QC_NAMESAKES_MAX];
-    size_t count = qc_diffusers_namesakes(model, model->tensors[i].name, same);
+    size_t count = find_namesakes(model, model->tensors[i].name, same);
     for (size_t k = 0; k < count; k++) {
         qc_tensor_class *c = &classes[same[k]];
         if (!(c->traits & QC_TRAIT_MAYBE))
@@ -163,7 +166,7 @@ qc_status qc_diffusers_check_namesakes(const qc_checkpoint *model, const qc_reci
         const qc_scheme_row *row = &qc_schemes[entries[i].scheme];
         if (!row->bits || row->format != QC_FORMAT_BITSANDBYTES)
             continue;
-        size_t count = qc_diffusers_namesakes(model, name, same);
+        size_t count = find_namesakes(model, name, same);
         for (size_t k = 0; k < count; k++) {
             if (entries[same[k]].scheme != QC_SCHEME_KEEP &&
                 entries[same[k]].scheme != QC_SCHEME_CAST)

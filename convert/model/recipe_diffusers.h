@@ -11,11 +11,6 @@
 const char *qc_diffusers_class(const qc_checkpoint *model);
 #define QC_NAMESAKES_MAX 8u
 
-/* Finds the weights (indices) of modules at the top of the model that share their name with the
- * module of the weight `name`. If one of them is on diffusers' skip list, diffusers leaves that
- * module plain too: "proj_out.weight" does this to "blocks.0.proj_out.weight". */
-size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
-                              uint32_t out[QC_NAMESAKES_MAX]);
 /* Corrects the classes of a diffusers model. What class_name holds in 32 bits is neither quantized
  * nor cast. The classes are also changed so that whatever stays plain can do so without affecting
  * modules of the same name that are quantized. */

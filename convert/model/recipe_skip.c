@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-int qc_recipe_stays_quantized(const qc_recipe_entry *e)
+/* Does a loader see this weight as a quantized module? */
+static int stays_quantized(const qc_recipe_entry *e)
 {
     return qc_scheme_is_quantized(e->scheme) || (e->scheme == QC_SCHEME_KEEP && e->stored);
 }
@@ -45,7 +46,7 @@ static int catches_quantized(const qc_skip_list *l, const char *name)
     const size_t n = strlen(name);
     for (size_t i = 0; i < l->model->tensor_count; i++) {
         const char *path = l->model->tensors[i].name, *dot = strrchr(path, '.');
-        if (!dot || !qc_recipe_stays_quantized(&l->entries[i]))
+        if (!dot || !stays_quantized(&l->entries[i]))
             continue;
         for (const char *at = path; at + n <= dot; at++) {
             if (memcmp(at, name, n) == 0 && (at == path || at + n == dot || at[n] == '.'))
@@ -61,7 +62,7 @@ static qc_status names_quantized(const qc_skip_list *l, const char *name, int *i
     const char *weight = NULL;
     QC_TRY(qc_arena_printf(l->arena, &weight, err, "%s.weight", name));
     const qc_checkpoint_tensor *t = qc_checkpoint_find(l->model, weight);
-    *is = t && qc_recipe_stays_quantized(&l->entries[t - l->model->tensors]);
+    *is = t && stays_quantized(&l->entries[t - l->model->tensors]);
     return QC_OK;
 }
 
@@ -347,7 +348,7 @@ qc_status qc_skip_add_fused(qc_skip_list *l, uint32_t weight, qc_error *err)
         g.tensors[0] != weight)
         return QC_OK;
     for (unsigned k = 0; k < g.count; k++)
-        taken |= qc_recipe_stays_quantized(&l->entries[g.tensors[k]]);
+        taken |= stays_quantized(&l->entries[g.tensors[k]]);
     const char *const aliases[] = {g.row->fused, g.row->other};
     for (size_t a = 0; !taken && a < 2 && aliases[a]; a++) {
         int other = 0;

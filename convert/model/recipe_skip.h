@@ -39,9 +39,6 @@ typedef struct {
     uint32_t count;
 } qc_skip_list;
 
-/* Does a loader see this weight as a quantized module? */
-int qc_recipe_stays_quantized(const qc_recipe_entry *e);
-
 void qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_checkpoint *model,
                   const qc_recipe_entry *entries);
 /* Adds a module of the file, or the submodel that it belongs to, under all its names. */

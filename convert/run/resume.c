@@ -478,7 +478,8 @@ qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *er
 
 /* ---- Times of the source, and the journals of other parts ---- */
 
-size_t qc_resume_first_changed(const qc_resume *r, const uint64_t *times)
+/* Returns the first file of the source that has another time now, or the number of files. */
+static size_t first_changed(const qc_resume *r, const uint64_t *times)
 {
     size_t i = 0;
     while (i < r->p->plan->model->file_count && times[i] == r->times_now[i])
@@ -489,7 +490,7 @@ size_t qc_resume_first_changed(const qc_resume *r, const uint64_t *times)
 int qc_resume_is_done(const qc_resume *r)
 {
     return r->found.done && r->has_times &&
-           qc_resume_first_changed(r, r->times) == r->p->plan->model->file_count;
+           first_changed(r, r->times) == r->p->plan->model->file_count;
 }
 
 qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
@@ -506,7 +507,7 @@ qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_c
     if (st == QC_OK)
         st = read_journal(other.path, qc_resume_take_record, &other, err);
     if (st == QC_OK && other.found.done && same_times && other.has_times) {
-        const size_t changed = qc_resume_first_changed(r, other.times);
+        const size_t changed = first_changed(r, other.times);
         if (changed < m->file_count)
             st = QC_ERROR(err, QC_ERR_INPUT,
                           "%s was modified since part %u read it; start part %u again, which "

@@ -27,8 +27,6 @@ struct qc_resume {
 int qc_resume_is_ours(const qc_pipeline *p, uint32_t unit);
 /* Counts what the journal kept and what has to be made again, into r->found. */
 void qc_resume_count(qc_resume *r);
-/* Returns the first file of the source that has another time now, or the number of files. */
-size_t qc_resume_first_changed(const qc_resume *r, const uint64_t *times);
 /* Takes one record into ctx, which is a qc_resume, and its pipeline. It is a qc_journal_fn. */
 QC_NODISCARD qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record,
                                              qc_error *err);

@@ -71,7 +71,8 @@ int qc_console_terminal(int fd)
     return isatty(fd) && term && *term && strcmp(term, "dumb") != 0;
 }
 
-int qc_console_colour(int fd)
+/* May colour be written to fd? It must be such a terminal, and NO_COLOR must be unset or empty. */
+static int may_colour(int fd)
 {
     const char *no = getenv("NO_COLOR");
     return !(no && *no) && qc_console_terminal(fd);
@@ -82,7 +83,7 @@ static void say_line(const char *colour, char *text)
 {
     char line[LINE_BYTES + 64];
     qc_text_printable(text);
-    int coloured = qc_console_colour(STDERR_FILENO);
+    int coloured = may_colour(STDERR_FILENO);
     pthread_mutex_lock(&stderr_lock);
     int n = snprintf(line, sizeof line, "%s%sqconv:%s %s\n", bar_is_up ? erase_line : "",
                      coloured ? colour : "", coloured ? "\033[0m" : "", text);

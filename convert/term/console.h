@@ -38,6 +38,4 @@ void qc_console_record(const char *text);
 void qc_console_bar(const char *text);
 /* Is fd a terminal that understands cursor movement (TERM is neither unset nor "dumb")? */
 int qc_console_terminal(int fd);
-/* May colour be written to fd? It must be such a terminal, and NO_COLOR must be unset or empty. */
-int qc_console_colour(int fd);
 #endif

@@ -14,7 +14,9 @@
 
 #define TIMES_SHOWN (QC_TABLE_MAX_COLUMNS - 1) /* columns of a table, without the name's */
 
-const qc_validate_layer *qc_validate_worst(const qc_validate_report *r)
+/* Returns the measured layer with the largest output error (NaN counts as the largest), or NULL if
+ * none was measured. */
+static const qc_validate_layer *worst_layer(const qc_validate_report *r)
 {
     const qc_validate_layer *worst = NULL;
     for (size_t i = 0; i < r->layer_count; i++) {
@@ -142,7 +144,7 @@ static void put_speedups(const qc_validate_report *r, unsigned shown, qc_arena *
 qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
                            qc_error *err)
 {
-    const qc_validate_layer *worst = qc_validate_worst(r);
+    const qc_validate_layer *worst = worst_layer(r);
     char text[128];
     const unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
     put_errors(r, arena, out);
@@ -237,7 +239,7 @@ static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
 
 qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
-    const qc_validate_layer *worst = qc_validate_worst(r);
+    const qc_validate_layer *worst = worst_layer(r);
     qc_json_writer w;
     qc_json_begin_text(&w, out, err);
     qc_json_put_text(&w, "command", "validate");

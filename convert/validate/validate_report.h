@@ -38,10 +38,6 @@ typedef struct {
     double seconds;
 } qc_validate_report;
 
-/* Returns the measured layer with the largest output error (NaN counts as the largest), or NULL if
- * none was measured. */
-const qc_validate_layer *qc_validate_worst(const qc_validate_report *r);
-
 QC_NODISCARD qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena,
                                         qc_strbuf *out, qc_error *err);
 /* docs/validate.md has the members. */
