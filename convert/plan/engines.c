@@ -35,8 +35,9 @@ typedef struct {
     const char *cut_expert;   /* not a whole number of blocks */
     const char *kept_member;  /* belongs to a fused group that is quantized in part */
     const char *head;
-    const char *stack;    /* experts in one tensor */
-    const char *unlisted; /* an engine's name for a kept group that no list names */
+    const char *only_head; /* the table that head and embeddings share, under the head's name */
+    const char *stack;     /* experts in one tensor */
+    const char *unlisted;  /* an engine's name for a kept group that no list names */
     /* of compressed-tensors: */
     const char *integers;
     const char *loose;           /* activations have 16 bits, and it is not packed */
@@ -199,9 +200,32 @@ static qc_status look_at_integers(finding *f, const qc_served *s, const qc_serve
     return QC_OK;
 }
 
+/* Looks for a table that the head shares with the embeddings, which are under no name of their
+ * own. */
+static void look_at_head(finding *f, const qc_served *s)
+{
+    qc_config c;
+    const char *head = NULL;
+    if (!s->model->config)
+        return;
+    qc_config_open(&c, s->model->config);
+    if (!qc_config_flag(&c, "tie_word_embeddings", qc_family_is(qc_family_of(s->model), "TIED")))
+        return;
+    for (uint32_t i = 0; i < s->model->tensor_count; i++) {
+        const char *name = s->model->tensors[i].name;
+        if (qc_ends_with(name, "embed_tokens.weight"))
+            return;
+        if (strcmp(name, "lm_head.weight") == 0)
+            head = name;
+    }
+    f->only_head = head;
+}
+
 static qc_status look_at_all(finding *f, const qc_served *s, qc_error *err)
 {
     int has_nf4 = 0, has_int8 = 0;
+    if (qc_family_is(qc_family_of(s->model), "TP"))
+        look_at_head(f, s);
     for (uint32_t i = 0; i < s->model->tensor_count; i++) {
         const qc_served_weight *w = &s->weights[i];
         if (w->is_stack)
@@ -297,6 +321,12 @@ static unsigned list_rows(refusal_row rows[ROWS_MOST], const qc_served *s, const
          "--to keep --experts separate takes them apart where it can, and --to bf16 always"},
         /* of any form */
         {ALL, s->lacks, "loads nothing here, because %s", WHOLE, WHOLE},
+        /* AutoWeightsLoader of vLLM 0.32.0, which stops then; older ones left embeddings random. */
+        {BIT(VLLM) | BIT(PLUGIN), f->only_head,
+         "passes over '%s' where tie_word_embeddings is true, and the embeddings are under no name "
+         "of their own",
+         "save MODEL with transformers, which names it model.embed_tokens.weight",
+         "save the source with transformers, and convert it again"},
         {OTHERS, s->own_form, "does not load this form (%s), which only qconv reads",
          s->instead ? s->instead : "--to bf16", "turn it back with --to bf16"},
         {OTHERS, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",

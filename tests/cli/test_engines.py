@@ -87,6 +87,16 @@ class Engines(OutputCase):
         self.expect(OTHERS, ".zst", "qconv unpack writes plain files", "--to",
                     "nf4")
 
+    def test_tied_under_the_heads_name(self):
+        """vLLM leaves a tied head out, and with it the only table that there is."""
+        tied = {**LLAMA, "tie_word_embeddings": True}
+        head, both = weights({"lm_head": [64, 64]}), weights({"lm_head": [64, 64], "model.embed_tokens": [64, 64]})
+        found = self.refusals("--to", "nf4", *PLAIN, tensors={**dense(), **head}, config=tied)
+        self.assertEqual(set(found), {"vllm", "vllm-qconv"})
+        self.assertIn("passes over 'lm_head.weight'", found["vllm"][0])
+        for tensors, config in ((head, LLAMA), (both, tied)):
+            self.assertEqual(self.refusals("--to", "nf4", *PLAIN, tensors={**dense(), **tensors}, config=config), {})
+
     def test_own_forms(self):
         self.expect(OTHERS, "(int8-block)", "turn it back with --to bf16", "--to", "int8",
                     "--block-size", "64", *PLAIN)

@@ -223,8 +223,29 @@ try:
     QconvLoader(LoadConfig(load_format="qconv", model_loader_extra_config={"packed": True}))
     raise AssertionError("an option that there is not")
 except errors.UsageError as e:
-    assert "load format qconv has none" in str(e), e
+    assert "has 'restore', true or false, and nothing else" in str(e), e
 print("pieces")
+"""
+
+
+# A GPU, and a package that was built without kernels for it.
+NO_KERNELS = """
+import sys, types
+sys.path.insert(0, sys.argv[1])
+from vllm.config import LoadConfig
+from qconv import errors
+from qconv.vllm import loader
+loader.current_platform = types.SimpleNamespace(is_cuda=lambda: True)
+class Model:
+    def load_weights(self, weights):
+        list(weights)
+for wish in ({}, {"restore": False}, {"restore": True}):
+    made = loader.QconvLoader(LoadConfig(load_format="qconv", model_loader_extra_config=wish))
+    try:
+        made.load_weights(Model(), types.SimpleNamespace(model=sys.argv[2], quantization="qconv"))
+        print("taken")
+    except errors.UsageError as e:
+        print("refused" if "QCONV_CUDA=ON" in str(e) else e)
 """
 
 
@@ -240,6 +261,15 @@ class Pieces(unittest.TestCase):
             "QCONV_CUDA_LIBRARY": str(library), "QCONV_LIBCUBLAS": str(cublas), "QC_SHIM_MEMORY": "any",
             "QC_SHIM_STREAMS": "lazy", "CUDA_VISIBLE_DEVICES": ""})
         self.assertEqual((done.returncode, done.stdout.splitlines()[-1:]), (0, ["pieces"]), done.stderr[-2000:])
+
+    def test_no_kernels(self):
+        """Weights that would be restored whenever they are used are served on a GPU only if that is asked for."""
+        out = s.SCRATCH / "vllm" / "no-kernels"
+        s.qconv("-q", "--to", "nf4", compressed.source(), out)
+        done = subprocess.run([PYTHON, "-c", NO_KERNELS, s.ROOT / "python", out], text=True, capture_output=True, env={
+            **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "QCONV_CUDA_LIBRARY")},
+            "QCONV_LIBRARY": str(s.BUILD / "libqconv.so"), "CUDA_VISIBLE_DEVICES": ""})
+        self.assertEqual((done.returncode, done.stdout.split()[-3:]), (0, ["refused", "refused", "taken"]), done.stderr[-2000:])
 
 
 @unittest.skipUnless(PYTHON.exists(), f"no vLLM in {ENVIRONMENT}: tests/interop/vllm_environment.sh")

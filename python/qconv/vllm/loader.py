@@ -4,8 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.platforms import current_platform
 
-from .. import errors
+from .. import _cuda, errors
 from . import NAME, is_output
 from .pieces import handle
 from .._stored import Output
@@ -15,9 +16,11 @@ from .._stored import Output
 class QconvLoader(BaseModelLoader):
     def __init__(self, load_config):
         super().__init__(load_config)
-        if load_config.model_loader_extra_config:
+        asked = dict(load_config.model_loader_extra_config or {})
+        self.restores = asked.pop("restore", False)
+        if asked or not isinstance(self.restores, bool):
             raise errors.UsageError(f"--model-loader-extra-config is {load_config.model_loader_extra_config}; load format "
-                                    "qconv has none")
+                                    "qconv has 'restore', true or false, and nothing else")
 
     def download_model(self, model_config):
         if not is_output(model_config.model):
@@ -26,6 +29,13 @@ class QconvLoader(BaseModelLoader):
 
     def load_weights(self, model, model_config):
         self.download_model(model_config)
+        problem = _cuda.cuda_library().problem if current_platform.is_cuda() else None
+        if problem and model_config.quantization == NAME and not self.restores:
+            raise errors.UsageError(
+                f"{model_config.model}: qconv's kernels for GPUs cannot be used: {problem}; without them every weight is "
+                "restored whenever it is used, which is slow. Build the package with them (pip install . "
+                "--config-settings=cmake.define.QCONV_CUDA=ON), or ask for it with --model-loader-extra-config "
+                "'{\"restore\": true}'")
         with Output(model_config.model) as output, ThreadPoolExecutor(os.cpu_count()) as pool:
             started = []
 
