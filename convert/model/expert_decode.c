@@ -151,7 +151,7 @@ static qc_status make_stack(decoder *d, qc_checkpoint_tensor *t, const char *ste
     const unsigned matrices = down ? 1 : 2;
     uint64_t experts = 0;
     stack *k = NULL;
-    while (matrix_of(d, stem, stem_len, experts, members[down][0]) != UINT32_MAX)
+    while (matrix_of(d, stem, stem_len, experts, d->names->gate) != UINT32_MAX)
         experts++;
     QC_TRY(qc_arena_array(d->arena, &k, 1, err));
     QC_TRY(qc_arena_array(d->arena, &k->sources, (size_t)experts * matrices, err));

@@ -239,6 +239,13 @@ class Turned(Mixture):
             self.assertEqual(self.made("a", "--to", "bf16", "r"), self.made("b", "--to", "bf16", "f"))
             self.ok("verify", "-q", "a", "--against", "r")
 
+    def test_a_matrix_that_is_missing(self):
+        """No stack is made of experts of which one, or all, lack a matrix."""
+        released, _ = self.both()
+        for left_out in (".experts.0.down_proj", ".experts.2.up_proj", "down_proj"):
+            self.model({n: t for n, t in released.items() if left_out not in n}, self.config, name="q")
+            self.fails(3, "--to", "bf16", "--incomplete", "q", "x", has=["not all alike"])
+
     def stacks(self, separate):
         """The stacks, [experts, out, in], of which these are the experts."""
         out = {}
