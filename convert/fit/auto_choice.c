@@ -418,6 +418,26 @@ static qc_status leave_out_int8(qc_chooser *c, qc_error *err)
         card->name, card->sm / 10, card->sm % 10);
 }
 
+/* Leaves 16 bits out where they would be another tool's codes, which compressed-tensors does not
+ * hold beside its integers. */
+static qc_status leave_out_coded(qc_chooser *c, qc_error *err)
+{
+    const qc_coded_weight *w = NULL;
+    if (c->options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS || c->options->recipe.schemes)
+        return QC_OK;
+    for (uint32_t i = 0; i < c->model->tensor_count && !w; i++)
+        if (qc_auto_is_choosable(c, i) && qc_auto_coded_of(c, i) &&
+            !qc_coding_is_packed(qc_auto_coded_of(c, i)->coding))
+            w = qc_auto_coded_of(c, i);
+    if (!w)
+        return QC_OK;
+    c->candidates &= ~(1u << QC_CANDIDATE_16BIT);
+    return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
+                           "no weight stays in %s, which compressed-tensors does not hold beside "
+                           "its integers; --to keep leaves all of them as they are",
+                           qc_coding_name(w->coding));
+}
+
 /* Notes that the smallest choice spills. GPUs that are too small are no dead end when a tier lies
  * beside them, but then the size matters more than the precision. */
 static qc_status note_spilling(qc_chooser *c, qc_error *err)
@@ -531,6 +551,7 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
     QC_TRY(qc_candidates_parse(&options->recipe, &c.candidates, err));
     c.fit.vram.count = c.fit.vram.gpu_count ? c.fit.vram.gpu_count : c.fit.vram.count > 0 ? 1 : 0;
     QC_TRY(leave_out_int8(&c, err));
+    QC_TRY(leave_out_coded(&c, err));
     out->candidates = c.candidates;
     qc_arena_init(&scratch);
     qc_status st = choose_schemes(&c, subject, err);

@@ -232,6 +232,13 @@ class Devices(OutputCase):
                                   "DeepSeek-V3"))
         self.assertEqual(whole["weight_bytes"], kept["weight_bytes"])
 
+    def test_integers_of_deepseek_v3(self):
+        """compressed-tensors has no place for FP8 beside its integers."""
+        p, _ = self.plan("DeepSeek-V3", "8x80GB", "--format", "compressed-tensors", "--tp", "8")
+        self.assertTrue(p["fits"])
+        self.assertEqual(set(p["auto"]["chosen"]), {"int6", "int8"})
+        self.assertIn("no weight stays in fp8", p["auto"]["notes"][0])
+
     def test_cards_without_int8(self):
         p, said = self.plan("Llama-3.1-70B", "2xV100-32GB")
         self.assertNotIn("int8", p["auto"]["uniform"])
