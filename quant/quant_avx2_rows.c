@@ -303,7 +303,8 @@ QC_INLINE int int_groups(int_context *c, qc_dtype dtype, unsigned bits, uint64_t
     for (unsigned g = 0; g < count; g++) {
         unsigned char *to = c->codes + (at + g) * c->stride;
         const uint64_t used = qc_code_bytes(c->how->bits, group);
-        memset(to + used, 0, (size_t)(c->stride - used));
+        if (c->stride > used)
+            memset(to + used, 0, (size_t)(c->stride - used));
         for (uint64_t i = 0; i < group; i += QC_ROW_FLUSH) {
             const unsigned n = qc_min_u32(group - i, QC_ROW_FLUSH);
             unsigned char *codes = to + qc_code_bytes(c->how->bits, i);

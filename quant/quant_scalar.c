@@ -342,7 +342,7 @@ ALWAYS void quantize_groups(const qc_int_codes *how, int rows, const void *src, 
                             qc_piece_sums *sums)
 {
     const float low = (float)qc_int_lowest(how), high = (float)qc_int_highest(how);
-    const uint64_t stride = qc_int_stride(how, group);
+    const uint64_t stride = qc_int_stride(how, group), code_bytes = qc_code_bytes(how->bits, group);
     run r;
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t k = 0; k < count; k++) {
@@ -360,8 +360,8 @@ ALWAYS void quantize_groups(const qc_int_codes *how, int rows, const void *src, 
         const float factor = rows ? inverse * 127.0f : inverse;
         unsigned char *to = (unsigned char *)codes + k * stride;
         scales[k] = scale;
-        memset(to + qc_code_bytes(how->bits, group), 0,
-               (size_t)(stride - qc_code_bytes(how->bits, group)));
+        if (stride > code_bytes)
+            memset(to + code_bytes, 0, (size_t)(stride - code_bytes));
         for (uint64_t at = begin; at < end; at += QC_ROW_FLUSH) {
             const float *seen =
                 run_load(&r, rows, src, dtype, at, qc_min_u32(end - at, QC_ROW_FLUSH));

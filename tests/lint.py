@@ -36,7 +36,7 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The budget: lines of the product, which is the C and CUDA of all layers (CONTRIBUTING.md says when it changes).
-MAX_PRODUCT_LINES = 91998
+MAX_PRODUCT_LINES = 91999
 MAX_ROOM_FILES = 40
 MAX_LINES = 800
 MAX_COLUMNS = 100
