@@ -182,4 +182,4 @@ class Door(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    interop_support.main()
