@@ -31,7 +31,7 @@ FAMILIES |= {
 }
 # transformers 5 writes the experts of qwen3_5_moe one by one; released checkpoints have stacks.
 TENSORS = ".schemes.keep.tensors", ".schemes.cast.tensors", ".file_bytes"
-NOT_COMPARED = {name: {".model", ".has_weights"} for name in FAMILIES}
+NOT_COMPARED = {name: {".model", ".convert", ".has_weights"} for name in FAMILIES}  # the second names MODEL, too
 NOT_COMPARED["qwen3_5_moe"] |= set(TENSORS)
 NOT_COMPARED["gemma3"] |= {".file_bytes"}  # transformers 5 leaves "vision_model" out of names
 
